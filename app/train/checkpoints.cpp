@@ -42,8 +42,8 @@ Checkpoints::Checkpoints(Session& session, ShardedOptimizer& optimizer, Options 
   if (session.config.checkpoint.every_steps > 0 || options_.best)
     prepare_saves(session_, optimizer_, writer_);
   const AdamWState& state = optimizer_.state();
-  const auto bytes = static_cast<double>(state.master.bytes() + state.moment1.bytes() +
-                                         state.moment2.bytes());
+  const auto bytes =
+      static_cast<double>(state.master.bytes() + state.moment1.bytes() + state.moment2.bytes());
   longest_s_ = session_.mesh.world.all_reduce(bytes) / kAssumedRate;
 }
 

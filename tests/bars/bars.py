@@ -77,7 +77,7 @@ BARS = [
         "fsdp",
         "a step of Llama-3.1-8B on four GPUs against FSDP2 with torch.compile",
         [4],
-        400,
+        540,
         fsdp_commands,
         fsdp_figures,
         host=True,

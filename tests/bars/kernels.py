@@ -293,11 +293,17 @@ def fp8_figures(r):
     return figures
 
 
+BF16_MOMENTS = "optimizer.moments=bf16"
+
+
 def fsdp_commands(s):
     ours = {
         "zero1": ["optimizer.zero=1"],
         "zero2": [],
         "zero2-fp8": ["run.precision=fp8", "recompute.mode=full"],
+        # Moments in bf16 leave room for layers that keep everything.
+        "zero1-bf16-moments": ["optimizer.zero=1", BF16_MOMENTS, "recompute.layers=6"],
+        "zero2-bf16-moments": [BF16_MOMENTS, "recompute.layers=7"],
     }
     if s.host:
         small = ["--case", "laptop", f"mesh.dp={s.gpus}", "model.layers=1", "repeats=1", "warmup=0"]
@@ -340,7 +346,13 @@ def fsdp_figures(r):
             r.match(f"peer-{fastest}", r"card ([0-9.]+) GiB"),
         ),
     ]
-    for name, bar, memory in (("zero1", 1.12, 95), ("zero2", 1.08, 75), ("zero2-fp8", None, None)):
+    for name, bar, memory in (
+        ("zero1", 1.12, 95),
+        ("zero2", 1.08, 75),
+        ("zero2-fp8", None, None),
+        ("zero1-bf16-moments", 1.12, 95),
+        ("zero2-bf16-moments", 1.08, 75),
+    ):
         rate = r.value(name, "tokens_per_s_per_rank")
         figures += [
             Figure(f"8B, {name}, tokens/s/GPU", rate),

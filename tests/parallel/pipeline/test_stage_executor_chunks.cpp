@@ -95,9 +95,10 @@ TEST_F(Chunks, EverySizeAndKEqualsWholeSamples) {
                                           : turn % 2 == 0 ? ScheduleKind::zero_bubble
                                                           : ScheduleKind::state_aware_1f1b);
         options.zero = turn % 3;
-        options.recompute = turn % 4 == 0   ? RecomputeOptions{Recompute::full, -1}
-                            : turn % 4 == 1 ? RecomputeOptions{Recompute::selective, turn % 8 == 1 ? -1 : 1}
-                                            : RecomputeOptions{};
+        options.recompute = turn % 4 == 0 ? RecomputeOptions{Recompute::full, -1}
+                            : turn % 4 == 1
+                                ? RecomputeOptions{Recompute::selective, turn % 8 == 1 ? -1 : 1}
+                                : RecomputeOptions{};
         options.layout = turn % 2 == 0 ? LayoutKind::zigzag : LayoutKind::striped;
         options.stripe = 3;
         options.kv_place.offload = turn % 2 == 1;
