@@ -6,8 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "app/command/command_line.hpp"
@@ -32,10 +34,24 @@ double start_limit_s(const CommandLine& line) {
   return limit_s;
 }
 
+/// Why --json cannot be written, or would replace what the command reads or writes; or "".
+std::string twin_problem(const CommandLine& line) {
+  if (line.json.empty()) return "";
+  const auto path = [](const std::string& file) { return std::filesystem::weakly_canonical(file); };
+  for (const auto& [file, what] : {std::pair{line.deck_file, "the deck"},
+                                   {line.restart, "the checkpoint"},
+                                   {line.checkpoint, "the checkpoint"},
+                                   {line.tune.write, "what --write names"}})
+    if (!file.empty() && path(file) == path(line.json))
+      return fmt::format("--json {}: this is {}; choose another name", line.json, what);
+  return json_problem(line.json);
+}
+
 int run_plain(const Command& command, const CommandLine& line) {
   if (launched_rank() != 0) return 0;  // one process says it all
   try {
-    const std::string unwritable = json_problem(line.json);
+    hdf5::start();
+    const std::string unwritable = twin_problem(line);
     require(unwritable.empty(), "{}", unwritable);
     return command.run(line);
   } catch (const std::exception& e) {
@@ -62,7 +78,7 @@ int run_on_ranks(const Command& command, const CommandLine& line) {
   std::set_terminate(end_all);
   try {
     const Communicator world = Communicator::world();
-    const std::string unwritable = world.rank() == 0 ? json_problem(line.json) : "";
+    const std::string unwritable = world.rank() == 0 ? twin_problem(line) : "";
     check_all(world, unwritable.empty(), unwritable);
     return command.run(line);
   } catch (const CollectiveError& e) {

@@ -7,6 +7,23 @@
 #include "core/observe/metrics.hpp"
 
 namespace ballast {
+namespace {
+
+/// Longest over mean of the micro-batches' seconds, each averaged over the ranks that run it: its
+/// stages, its ring and the data-parallel ranks that share it.  Collective.
+double micro_batch_imbalance(const EventSums& sums, const StepPlan& plan, const Mesh& mesh) {
+  std::vector<double> times(plan.micro_batches.size(), 0.0);
+  const std::vector<int>& mine = plan.lanes.at(static_cast<std::size_t>(mesh.at.dp)).micro_batches;
+  const double of_lane = static_cast<double>(mesh.world.size()) / mesh.shape.dp;
+  for (std::size_t i = 0; i < std::min(mine.size(), sums.micro_batch_s.size()); ++i) {
+    const auto id = static_cast<std::size_t>(mine[i]);
+    times[id] = sums.micro_batch_s[i] / (of_lane * plan.micro_batches[id].group.ranks);
+  }
+  mesh.world.all_reduce(std::span<double>(times));
+  return imbalance_degree(times);
+}
+
+}  // namespace
 
 EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches) {
   EventSums sums;
@@ -56,44 +73,26 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   all.memory = memory_use();
   all.ranks = mesh.world.size();
 
-  // A micro-batch's time is averaged over its ring; one without tokens does not count.
-  std::vector<double> times = sums.micro_batch_s;
-  if (mesh.cp.size() > 1) mesh.cp.all_reduce(std::span<double>(times));
+  all.imbalance = micro_batch_imbalance(sums, plan, mesh);
   constexpr double kNever = -std::numeric_limits<double>::max();
-  std::array<double, 7> largest{times.empty() ? 0 : *std::max_element(times.begin(), times.end()),
-                                static_cast<double>(all.memory.peak_total),
+  std::array<double, 6> largest{static_cast<double>(all.memory.peak_total),
                                 sums.spent.tuning_s,
                                 sums.spent.planning_s,
                                 sums.scheduled ? -sums.first_begin_s : kNever,
                                 sums.scheduled ? sums.last_end_s : kNever,
                                 sums.compute_s};
-  std::array<double, 12> totals{0,
-                                0,
-                                sums.compute_s,
-                                sums.recall.queries,
-                                sums.recall.mean,
-                                sums.recall.squares,
-                                sums.choices,
-                                sums.cut_choices,
-                                sums.cut_mass,
-                                sums.drift_queries,
-                                sums.drift,
+  std::array<double, 10> totals{sums.compute_s,      sums.recall.queries, sums.recall.mean,
+                                sums.recall.squares, sums.choices,        sums.cut_choices,
+                                sums.cut_mass,       sums.drift_queries,  sums.drift,
                                 sums.reduction_s};
-  auto& [total_s, count, compute_s, queries, recall, squares, choices, cut, cut_mass, drift_queries,
-         drift, reduction_s] = totals;
-  for (const double s : times) total_s += s;
-  const std::vector<MicroBatch> mine = plan.list(mesh.at.dp);
-  count = static_cast<double>(
-      std::count_if(mine.begin(), mine.end(), [](const MicroBatch& m) { return m.tokens() > 0; }));
+  auto& [compute_s, queries, recall, squares, choices, cut, cut_mass, drift_queries, drift,
+         reduction_s] = totals;
   mesh.world.all_reduce(std::span<double>(largest), Reduction::max);
   mesh.world.all_reduce(std::span<double>(totals));
-  const auto& [longest_s, peak_bytes, tuning_s, planning_s, minus_begin_s, end_s, most_compute_s] =
-      largest;
+  const auto& [peak_bytes, tuning_s, planning_s, minus_begin_s, end_s, most_compute_s] = largest;
   all.largest_peak_bytes = static_cast<std::int64_t>(peak_bytes);
   all.most_spent = {tuning_s, planning_s};
   all.mean_reduction_s = reduction_s / all.ranks;
-  const double mean_s = total_s / std::max(1.0, count);
-  all.imbalance = mean_s > 0 ? longest_s / mean_s : 1;
   if (cut > 0) all.caps = CapFacts{cut / choices, cut_mass / choices};
   if (drift_queries > 0) all.drift = drift / drift_queries;
   if (queries > 0) all.recall = recall_facts({queries, recall, squares});

@@ -137,9 +137,9 @@ std::string range_text(const KeySpec& spec) {
 std::string value_problem(const KeySpec& spec, const DeckValue& value) {
   const auto number = [&](double v, const std::string& text) -> std::string {
     if (in_range(spec, v)) return "";
-    const std::string range = range_text(spec);
-    return fmt::format("{} = {} is out of range: it must be {}{}{}", spec.path(), text,
-                       range.empty() ? "finite" : range, spec.unit.empty() ? "" : " ", spec.unit);
+    const std::string range = std::isfinite(v) ? range_text(spec) : "a finite number";
+    return fmt::format("{} = {} is out of range: it must be {}{}{}", spec.path(), text, range,
+                       spec.unit.empty() ? "" : " ", spec.unit);
   };
   const auto word = [&](const std::string& v) -> std::string {
     // The system would end a file's name there; a prompt may hold it as any byte.

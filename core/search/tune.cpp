@@ -255,6 +255,11 @@ class Search {
     }
   }
 
+  bool fits(const Trial& trial) {
+    if (trial.state == TrialState::over_memory) note_bytes(trial.candidate, trial.bytes);
+    return trial.state == TrialState::fits;
+  }
+
   /// A trial of each choice that had none, the most promising candidate with it: so that what it
   /// loses by can be said.
   void explain() {
@@ -291,7 +296,7 @@ class Search {
       std::vector<Trial> longer(found_.size());
       each(found_.size(),
            [&](TuneTrials& trials, std::size_t i) { longer[i] = trials.more(found_[i], now); });
-      std::erase_if(longer, [](const Trial& t) { return t.state != TrialState::fits; });
+      std::erase_if(longer, [this](const Trial& t) { return !fits(t); });
       found_ = std::move(longer);
       sort(found_);
     }
@@ -310,8 +315,19 @@ class Search {
         least(facts->least_estimate_s, promise(e));
       }
     }
-    result_.best = std::move(found_);
-    if (result_.best.size() > list) result_.best.resize(list);
+    keep_what_fits(list);
+  }
+
+  /// The first `most` of what was found that fit with their steps one after another.
+  void keep_what_fits(std::size_t most) {
+    for (std::size_t at = 0; at < found_.size() && result_.best.size() < most;) {
+      std::vector<Trial> next(std::min(most - result_.best.size(), found_.size() - at));
+      each(next.size(),
+           [&](TuneTrials& trials, std::size_t i) { next[i] = trials.in_turn(found_[at + i]); });
+      at += next.size();
+      for (Trial& trial : next)
+        if (fits(trial)) result_.best.push_back(std::move(trial));
+    }
   }
 
   const TuneInput& input_;

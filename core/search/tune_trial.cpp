@@ -171,6 +171,30 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
   return trial;
 }
 
+Trial TuneTrials::in_turn(Trial trial) {
+  if (trial.state != TrialState::fits || trial.steps < 2) return trial;
+  const PlannedDeck deck(with(input_.base, trial.candidate), costs(trial.candidate), input_.heads);
+  std::vector<StepPlan> plans;
+  std::set<int> lanes;
+  for (std::int64_t step = 0; step < trial.steps; ++step) {
+    plans.push_back(plan_step(step, input_.steps[static_cast<std::size_t>(step)], deck.step));
+    lanes.merge(heavy_lanes(plans.back()));
+  }
+  const std::vector<StageMemory>& stages = deck.memory;
+  for (const int d : lanes) {
+    std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
+    for (const StepPlan& plan : plans) {
+      std::vector<StageWork> step = lane_work(plan, d, stages.front().index_rules());
+      for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
+    }
+    for (const std::size_t s : heavy_stages(stages))
+      trial.bytes = std::max(trial.bytes, replay_run(stages[s], work[s]).total());
+  }
+  const double limit = input_.limits.memory_bytes;
+  if (limit > 0 && static_cast<double>(trial.bytes) > limit) trial.state = TrialState::over_memory;
+  return trial;
+}
+
 const TuneTrials::Standing& TuneTrials::standing(const Candidate& c) {
   const auto [at, fresh] =
       standing_.try_emplace({c.mesh.pp, c.mesh.replicas(), c.zero, c.mesh.pp > 1 ? c.capacity : 0,

@@ -1,5 +1,6 @@
 #include "io/trace/trace_writer.hpp"
 
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -13,6 +14,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "io/checkpoint/raw_file.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 #include "io/trace/trace_columns.hpp"
 
@@ -161,11 +163,27 @@ struct TraceWriter::Impl {
     }
   }
 
+  /// HDF5 1.10 brings the process down where a copy of groups meets a full disk, so the disk is
+  /// asked for room first: what the file has, and its new tables' headers.
+  void require_room() const {
+    constexpr std::uint64_t kHeaders = std::uint64_t{64} << 10;
+    struct stat found {};
+    const bool there = ::stat(path.c_str(), &found) == 0;
+    const std::uint64_t held = there ? static_cast<std::uint64_t>(found.st_blocks) * 512 : 0;
+    try {
+      reserve_space(path + ".tmp", held + kHeaders, true, "it is written anew where it grows");
+    } catch (const Error&) {
+      std::remove((path + ".tmp").c_str());
+      throw;
+    }
+  }
+
   /// Writes the file anew with the capacities and scalars as they are now, and `extra` on top, and
   /// puts it in place.
   template <class Extra>
   void rewrite(const Extra& extra) {
     const std::string temporary = path + ".tmp";
+    require_room();
     Handle fresh = hdf5::create_file(temporary, H5P_DEFAULT, access());
     hdf5::write_attribute(fresh, "format", std::string("ballast-trace"));
     hdf5::write_attribute(fresh, "format_version", kFormatVersion);

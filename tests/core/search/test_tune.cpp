@@ -117,6 +117,35 @@ TEST(TuneSlow, KeepsWithinMemory) {
       << nothing_fits(none, in.limits);
 }
 
+TEST(TuneSlow, StepsInTurnFitTooWhatNoneAloneNeeds) {
+  Config base = small_space();
+  TuneInput in = input(base, 4, kMixed);
+  in.steps.resize(4);
+  for (std::size_t s = 0; s < in.steps.size(); ++s) {
+    in.steps[s].clear();  // other lengths in every step: pools take the largest of each
+    for (std::int64_t i = 0; i < 12; ++i) {
+      const std::int64_t tokens = 64 + (i * 131 + static_cast<std::int64_t>(s) * 379) % 900;
+      in.steps[s].push_back({i, tokens, tokens});
+    }
+  }
+  in.longest = {0, 964, 0};
+  TuneTrials trials(in);
+  const TuneResult found = tune(in, {.list = 20, .steps = 4, .trials = 100000, .threads = 1});
+  ASSERT_FALSE(found.best.empty());
+  std::int64_t grew = 0;
+  const Trial* most = nullptr;
+  for (const Trial& t : found.best) {
+    EXPECT_EQ(t.bytes, trials.in_turn(t).bytes) << describe(t.candidate);
+    const std::int64_t alone = trials.more(trials.run(t.candidate), 4).bytes;
+    EXPECT_GE(t.bytes, alone);
+    if (t.bytes - alone > grew) grew = t.bytes - alone, most = &t;
+  }
+  ASSERT_NE(most, nullptr) << "pools never grew, so this shows nothing";
+  in.limits.memory_bytes = static_cast<double>(most->bytes - 1);  // between the two
+  for (const Trial& t : tune(in, {.list = 20, .steps = 4, .trials = 100000, .threads = 1}).best)
+    EXPECT_LE(static_cast<double>(t.bytes), in.limits.memory_bytes) << describe(t.candidate);
+}
+
 TEST(TuneSlow, LowerBoundsAreBelowTheClock) {
   Config base = deck();
   hold(base, {"chunk.k"});
