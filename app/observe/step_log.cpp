@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <sstream>
+#include <utility>
 
 #include "core/base/error.hpp"
 
@@ -41,8 +42,15 @@ StepLog::StepLog(const std::string& file, bool active) {
   };
   try {
     impl_->terminal_log = logger(std::make_shared<spdlog::sinks::stdout_sink_mt>());
-    if (!file.empty())
+    if (!file.empty()) {
       impl_->file_log = logger(std::make_shared<spdlog::sinks::basic_file_sink_mt>(file));
+      // Said once; lines follow again where the disk has room again.
+      impl_->file_log->set_error_handler([told = false](const std::string& why) mutable {
+        if (!std::exchange(told, true))
+          fmt::print(stderr, "ballast: warning: the run goes on without lines of its log: {}\n",
+                     why);
+      });
+    }
   } catch (const spdlog::spdlog_ex& e) {
     fail("log {} cannot be written: {}", file, e.what());
   }

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -300,15 +301,24 @@ SafetensorsWriter::SafetensorsWriter(
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // aligned data, as readers like it
-  descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  descriptor_ = ::open(partial().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   require(descriptor_ >= 0, "{}: cannot be written: {}", path, std::strerror(errno));
   const std::uint64_t length = text.size();
-  write_all(descriptor_, path_, &length, 8);
-  write_all(descriptor_, path_, text.data(), text.size());
+  try {
+    write_all(descriptor_, path_, &length, 8);
+    write_all(descriptor_, path_, text.data(), text.size());
+  } catch (const Error&) {
+    discard();
+    throw;
+  }
 }
 
-SafetensorsWriter::~SafetensorsWriter() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+SafetensorsWriter::~SafetensorsWriter() { discard(); }
+
+void SafetensorsWriter::discard() noexcept {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(partial().c_str());
 }
 
 void SafetensorsWriter::append(std::span<const float> values) {
@@ -326,6 +336,8 @@ void SafetensorsWriter::append(std::span<const float> values) {
 void SafetensorsWriter::finish() {
   require(left_ == 0, "{}: {} values are missing", path_, left_);
   require(::fsync(descriptor_) == 0, "{}: cannot be written: {}", path_, std::strerror(errno));
+  require(std::rename(partial().c_str(), path_.c_str()) == 0, "{}: cannot be written: {}", path_,
+          std::strerror(errno));
   ::close(descriptor_);
   descriptor_ = -1;
 }

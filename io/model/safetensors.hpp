@@ -57,10 +57,13 @@ class SafetensorsWriter {
   /// The next elements of the data section, in the order of the constructor's list; rounded to
   /// nearest even for BF16.
   void append(std::span<const float> values);
-  /// Flushes and checks that everything was written.
+  /// Flushes and checks that everything was written; only then the file has its name, and the
+  /// destructor removes what was not finished.
   void finish();
 
  private:
+  std::string partial() const { return path_ + ".partial"; }
+  void discard() noexcept;
   std::string path_, dtype_;
   int descriptor_ = -1;
   std::int64_t left_ = 0;

@@ -83,6 +83,23 @@ TEST_F(HuggingFace, RoundTripIsExactInOneFileAndInSeveral) {
     }
 }
 
+TEST_F(HuggingFace, AFileHasItsNameOnlyWhenItIsWhole) {
+  const std::string path = dir + "/model.safetensors";
+  const std::vector<float> values(4, 1.0f);
+  {
+    SafetensorsWriter writer(path, {{"a", {2, 3}}}, "F32");
+    writer.append(values);
+    EXPECT_THROW(writer.finish(), Error) << "two values are missing";
+  }
+  EXPECT_TRUE(fs::is_empty(dir));
+  SafetensorsWriter writer(path, {{"a", {2, 2}}}, "F32");
+  writer.append(values);
+  EXPECT_FALSE(fs::exists(path));
+  writer.finish();
+  EXPECT_TRUE(fs::exists(path));
+  EXPECT_FALSE(fs::exists(path + ".partial"));
+}
+
 TEST_F(HuggingFace, Bf16RoundsToNearestEven) {
   EXPECT_EQ(from_bf16_bits(to_bf16_bits(1.0f + 1.0f / 256)), 1.0f);  // tie to even
   EXPECT_EQ(from_bf16_bits(to_bf16_bits(1.0f + 3.0f / 256)),
