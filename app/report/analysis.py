@@ -271,13 +271,15 @@ def _inside(events, outer):
 
 
 def _pack_length(deck, lengths):
-    """Tokens of a micro-batch without padding left to fill: its group's, the capacity of a pack, or
-    that of samples padded to the longest."""
+    """Tokens of a micro-batch without padding left to fill: its group's, the capacity of a pack or
+    of a chunk, or that of samples padded to the longest."""
     method, longest = deck.get("batching.method", "none"), max(lengths)
     if method in ("none", "sorted"):
         return longest * len(lengths)
     if method == "hbp":
         return min((g for g in deck.get("batching.groups", []) if g >= longest), default=longest)
+    if method == "chunkflow":  # chunks are the packs
+        return deck.get("chunk.tokens", 0) or sum(lengths)
     return deck.get("batching.micro_batch_tokens", 0) or sum(lengths)
 
 

@@ -270,6 +270,17 @@ class KnownNumbers(RunTest):
         self.report(run)
         self.assertAlmostEqual(self.metrics(run / "report")["bubble_ratio"], 1 - 5 / 6)
 
+    def test_padding_of_chunks_is_against_their_length(self):
+        """Chunks of 300 tokens, in packs of 4096 as the deck has them for other methods."""
+        deck = synthetic.DECK.replace('"packed"', '"chunkflow"') + "[chunk]\ntokens = 300\n"
+        r = Rank(0, 1, deck=deck)
+        r.event("step", 0, 10, step=0)
+        plan = synthetic.batch_plan((0, 1, [300]), (0, 1, [120]), (0, 1, [100, 80, 90]))
+        r.plan("step", 1, 0, plan)
+        run = synthetic.write(self.folder / "r", [r], deck=deck)
+        self.report(run, draw=False)
+        self.assertAlmostEqual(self.metrics(run / "report")["pr"], (0 + 0.6 + 0.1) / 3)
+
     def test_micro_batch_imbalance_over_data_parallel_ranks(self):
         ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
         for r, times in zip(ranks, ([1.0, 3.0], [2.0, 2.0])):
