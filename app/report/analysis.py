@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import batches
 import metrics
 import prediction
 import ring
-from load import BESIDE, KINDS, USEFUL, code
+from load import BESIDE, KINDS, USEFUL, code, codes
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
 CATEGORIES = {
@@ -38,11 +39,6 @@ CATEGORIES = {
     "other": [],  # kinds of a newer program
     "idle": ["step", "idle"],
 }
-SCHEDULE_OPS = ["forward", "recompute", "backward", "backward_input", "backward_weight"]
-
-
-def codes(kinds):
-    return np.array([code(k) for k in kinds], dtype=int)
 
 
 def category_of_kind():
@@ -112,8 +108,7 @@ def analyse(run):
         a.exclusive[rank] = _exclusive_by_session(trace)
     _times(a)
     a.ring, a.ring_times = ring.analyse(run.traces)
-    _micro_batches(a)
-    _plans(a)
+    batches.analyse(a)
     _budgets(a)
     _sparse(a)
     a.recall, a.coverage, a.drift = (
@@ -207,82 +202,6 @@ def _listed(values, limit=6):
     return text + (" ..." if len(values) > limit else "")
 
 
-def _micro_batches(a):
-    """Equation 11 over micro-batches, and the bubble ratio of the schedules."""
-    useful_codes = codes(USEFUL - {"optimizer"})
-    op_codes, recompute = codes(SCHEDULE_OPS), code("recompute")
-    times = defaultdict(list)  # (session, step, dp, micro-batch) -> seconds of each rank
-    spans = defaultdict(
-        lambda: [np.inf, -np.inf, 0.0, 0]
-    )  # (session, step, pipeline) -> begin, end, useful, stages
-    for rank in a.ranks:
-        trace, seconds = a.run.traces[rank], a.exclusive[rank]
-        events = trace.events
-        for number, session in enumerate(trace.sessions):
-            mine = (
-                (events["session"] == number) & (events["step"] >= 0) & (events["micro_batch"] >= 0)
-            )
-            e, x = events[mine], seconds[mine]
-            busy = np.isin(e["kind"], useful_codes)
-            for step, mb, value in _sums(e["step"][busy], e["micro_batch"][busy], x[busy]):
-                times[session.number, step, session.at.get("dp", 0), mb].append(value)
-            ops = np.isin(e["kind"], op_codes)
-            if not ops.any():
-                continue
-            counts = (
-                busy & _inside(e, ops) & ~_inside(e, e["kind"] == recompute)
-            )  # recomputation is a bubble; what precedes the ops is outside the wall
-            pipeline = (session.number,) + tuple(
-                session.at.get(c, 0) for c in ("dp", "cp_outer", "cp_inner", "sp", "tp")
-            )
-            for step in np.unique(e["step"][ops]).tolist():
-                spans[pipeline + (step,)][3] += 1
-            for step, begin, end in zip(
-                e["step"][ops].tolist(), e["begin_s"][ops].tolist(), e["end_s"][ops].tolist()
-            ):
-                span = spans[pipeline + (step,)]
-                span[0], span[1] = min(span[0], begin), max(span[1], end)
-            for step, _, value in _sums(e["step"][counts], 0 * e["step"][counts], x[counts]):
-                spans[pipeline + (step,)][2] += value
-    per_step = defaultdict(list)
-    for (session, step, _, _), values in times.items():
-        per_step[session, step].append(np.mean(values))
-    if per_step:
-        a.imbalance = float(np.mean([metrics.imbalance_degree(v) for v in per_step.values()]))
-    wall = sum((s[1] - s[0]) * s[3] for s in spans.values())
-    a.bubble_ratio = 1 - sum(s[2] for s in spans.values()) / wall if wall > 0 else 0.0
-
-
-def _sums(first, second, values):
-    """(first, second, sum of the values) of every pair of keys."""
-    keys, at = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
-    sums = np.bincount(at.reshape(-1), weights=values, minlength=keys.shape[1])
-    return zip(*keys.tolist(), sums.tolist()) if len(values) else ()
-
-
-def _inside(events, outer):
-    """Which events lie within one of the events marked in `outer` (which do not overlap)."""
-    order = np.argsort(events["begin_s"][outer], kind="stable")
-    begin, end = events["begin_s"][outer][order], events["end_s"][outer][order]
-    if not begin.size:
-        return np.zeros(len(events), bool)
-    at = np.searchsorted(begin, events["begin_s"], side="right") - 1
-    return (at >= 0) & (events["end_s"] <= end[np.maximum(at, 0)])
-
-
-def _pack_length(deck, lengths):
-    """Tokens of a micro-batch without padding left to fill: its group's, the capacity of a pack or
-    of a chunk, or that of samples padded to the longest."""
-    method, longest = deck.get("batching.method", "none"), max(lengths)
-    if method in ("none", "sorted"):
-        return longest * len(lengths)
-    if method == "hbp":
-        return min((g for g in deck.get("batching.groups", []) if g >= longest), default=longest)
-    if method == "chunkflow":  # chunks are the packs
-        return deck.get("chunk.tokens", 0) or sum(lengths)
-    return deck.get("batching.micro_batch_tokens", 0) or sum(lengths)
-
-
 def _budgets(a):
     """Choices of all ranks; those of a ring's ranks are alike."""
     rows = [
@@ -292,53 +211,6 @@ def _budgets(a):
         for _, _, base, budget, loss in choices
     ]
     a.budgets = np.array(rows) if rows else None
-
-
-def micro_batches(plan):
-    """[(first data-parallel rank, ranks, [segment tokens])] of a step's plan."""
-    return [
-        (m["first"], m.get("ranks", 1), [s[2] - s[1] for s in m["segments"]])
-        for m in plan["micro_batches"]
-    ]
-
-
-def _plans(a):
-    plans = ((a.run.traces[r], a.run.traces[r].executed("step")) for r in a.ranks)
-    trace, used = next(((t, p) for t, p in plans if p), (None, []))
-    used = [batch for batch in map(micro_batches, used) if batch]
-    if not used:
-        return
-    mesh = trace.last.mesh
-    shared = mesh.get("cp_outer", 1) * mesh.get("cp_inner", 1) * mesh.get("sp", 1) > 1
-    dbr, abr, pr, cr, ave_t, segments, packs = [], [], [], [], [], [], []
-    for batch in used:
-        dp = max(mesh.get("dp", 1), 1 + max(d for d, _, _ in batch))
-        tokens, squares, sizes, padding, communicated = np.zeros(dp), np.zeros(dp), [], [], 0
-        for d, sp, lengths in batch:
-            tokens[d : d + sp] += sum(lengths) / sp
-            squares[d : d + sp] += sum(n * n for n in lengths) / sp
-            sizes.append(sum(lengths))
-            most = _pack_length(a.run.deck, lengths)
-            padding.append(
-                metrics.padding_ratio(np.minimum(sizes[-1:], most), most)
-            )  # a longer sample has a pack of its own
-            communicated += sum(lengths) if sp > 1 or shared else 0
-            segments += lengths
-        packs += sizes
-        dbr.append(metrics.balance_ratio(tokens))
-        abr.append(metrics.balance_ratio(squares))
-        pr.append(np.mean(padding))
-        cr.append(communicated / max(tokens.sum(), 1))
-        ave_t.append(tokens.mean())
-    a.batch = {
-        "dbr": np.mean(dbr),
-        "pr": np.mean(pr),
-        "abr": np.mean(abr),
-        "cr": np.mean(cr),
-        "ave_t": np.mean(ave_t),
-    }
-    a.batch = {k: float(v) for k, v in a.batch.items()}
-    a.segment_tokens, a.micro_batch_tokens = np.array(segments), np.array(packs)
 
 
 def _sparse(a):

@@ -270,6 +270,23 @@ class KnownNumbers(RunTest):
         self.report(run)
         self.assertAlmostEqual(self.metrics(run / "report")["bubble_ratio"], 1 - 5 / 6)
 
+    def test_a_joined_micro_batch_counts_once_in_the_imbalance(self):
+        """Two ranks share the first micro-batch; each has one of its own beside it."""
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        plan = synthetic.batch_plan((0, 2, [60]), (0, 1, [10]), (1, 1, [20]))
+        plan["lanes"] = [{"micro_batches": [1, 0]}, {"micro_batches": [0, 2]}]
+        for r, times in zip(ranks, ([1.0, 5.0], [7.0, 3.0])):
+            r.event("step", 0, 11, step=0)
+            at = 0
+            for place, seconds in enumerate(times):
+                r.event("forward", at, at + seconds, step=0, mb=place)
+                at += seconds
+            r.plan("step", 1, 0, plan)
+        run = synthetic.write(self.folder / "r", ranks)
+        self.report(run, draw=False)
+        mean = ((5 + 7) / 2 + 1 + 3) / 3
+        self.assertAlmostEqual(self.metrics(run / "report")["imbalance"], 6 / mean)
+
     def test_padding_of_chunks_is_against_their_length(self):
         """Chunks of 300 tokens, in packs of 4096 as the deck has them for other methods."""
         deck = synthetic.DECK.replace('"packed"', '"chunkflow"') + "[chunk]\ntokens = 300\n"
