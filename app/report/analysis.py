@@ -60,6 +60,7 @@ class Analysis:
     complete: np.ndarray = None  # [step] every present rank has a whole step
     step_seconds: np.ndarray = None  # [rank, step], NaN where absent
     useful: np.ndarray = None  # [rank, step], NaN where absent
+    worked: np.ndarray = None  # [rank, step] the part of it in micro-batches, NaN where absent
     split: np.ndarray = None  # [rank, step, category]
     exclusive: dict = field(default_factory=dict)  # rank -> exclusive seconds of its events
     runtime: float = 0.0
@@ -149,7 +150,7 @@ def _times(a):
     spans = np.unique(np.concatenate(with_span)) if with_span else np.zeros(0, int)
     a.steps = spans if spans.size else np.unique(np.concatenate(any_step))
     shape = (len(a.ranks), len(a.steps))
-    a.step_seconds, a.useful = np.full(shape, np.nan), np.full(shape, np.nan)
+    a.step_seconds, a.useful, a.worked = (np.full(shape, np.nan) for _ in range(3))
     a.split = np.zeros(shape + (len(CATEGORIES),))
     windows = defaultdict(list)  # (session, step) -> (begin, end) of every rank
     for r, rank in enumerate(a.ranks if len(a.steps) else []):
@@ -190,10 +191,12 @@ def _times_of_rank(a, r, trace, span_kind):
         own[s] = (min(begin, before[0]), max(end, before[1]), session)
     for s, (begin, end, _) in own.items():
         a.step_seconds[r, s] = end - begin
-    useful = np.zeros(len(a.steps))
-    mine = known & np.isin(events["kind"], codes(USEFUL))
-    np.add.at(useful, at[mine], seconds[mine])
-    a.useful[r] = np.where(np.isnan(a.step_seconds[r]), np.nan, useful)
+    useful = known & np.isin(events["kind"], codes(USEFUL))
+    # Targets of budgets and the update are every rank's, whatever it holds.
+    worked = useful & (events["micro_batch"] >= 0) & (events["kind"] != code("optimizer"))
+    for table, mine in ((a.useful, useful), (a.worked, worked)):
+        table[r] = np.bincount(at[mine], weights=seconds[mine], minlength=len(a.steps))
+        table[r, np.isnan(a.step_seconds[r])] = np.nan
     return own
 
 

@@ -84,7 +84,9 @@ def _ranks(a):
     if len(a.ranks) < 2 or mean <= 0:
         return []
     told, ranks = [], np.array(a.ranks)
-    idle, none = ranks[(useful < IDLE * mean) & (useful > 0)], ranks[useful <= 0]
+    worked = np.nansum(a.worked, axis=1)
+    empty = (worked <= 0) & worked.any()
+    idle, none = ranks[(useful < IDLE * mean) & ~empty], ranks[empty]
     slow = ranks[useful > SLOW * mean]
     if len(none):
         told.append(f"{_called(none)} computed nothing: the plan gives them no micro-batch.")
