@@ -61,7 +61,8 @@ class Analysis:
     step_seconds: np.ndarray = None  # [rank, step], NaN where absent
     useful: np.ndarray = None  # [rank, step], NaN where absent
     worked: np.ndarray = None  # [rank, step] the part of it in micro-batches, NaN where absent
-    split: np.ndarray = None  # [rank, step, category]
+    split: np.ndarray = None  # [rank, step, category] seconds inside the step
+    between: np.ndarray = None  # likewise of what bears its number and lies outside: checkpoints
     exclusive: dict = field(default_factory=dict)  # rank -> exclusive seconds of its events
     runtime: float = 0.0
     pop: tuple = (1.0, 1.0, 1.0)
@@ -151,7 +152,7 @@ def _times(a):
     a.steps = spans if spans.size else np.unique(np.concatenate(any_step))
     shape = (len(a.ranks), len(a.steps))
     a.step_seconds, a.useful, a.worked = (np.full(shape, np.nan) for _ in range(3))
-    a.split = np.zeros(shape + (len(CATEGORIES),))
+    a.split, a.between = np.zeros((2, *shape, len(CATEGORIES)))
     windows = defaultdict(list)  # (session, step) -> (begin, end) of every rank
     for r, rank in enumerate(a.ranks if len(a.steps) else []):
         own = _times_of_rank(a, r, traces[rank], step_kind if spans.size else None)
@@ -182,15 +183,20 @@ def _times_of_rank(a, r, trace, span_kind):
     events, seconds = trace.events, a.exclusive[a.ranks[r]]
     known = np.isin(events["step"], a.steps)
     at = np.searchsorted(a.steps, events["step"])
-    np.add.at(a.split[r], (at[known], category_of_kind()[events["kind"][known]]), seconds[known])
     span = known if span_kind is None else known & (events["kind"] == span_kind)
     own = {}
     columns = (at, events["begin_s"], events["end_s"], events["session"])
     for s, begin, end, session in zip(*(column[span].tolist() for column in columns)):
         before = own.get(s, (begin, end))
         own[s] = (min(begin, before[0]), max(end, before[1]), session)
+    begins, ends = np.full((2, len(a.steps)), np.nan)
     for s, (begin, end, _) in own.items():
-        a.step_seconds[r, s] = end - begin
+        begins[s], ends[s] = begin, end
+    a.step_seconds[r] = ends - begins
+    category, s = category_of_kind()[events["kind"][known]], at[known]
+    outside = (events["begin_s"][known] >= ends[s]) | (events["end_s"][known] <= begins[s])
+    for table, mine in ((a.split, ~outside), (a.between, outside)):
+        np.add.at(table[r], (s[mine], category[mine]), seconds[known][mine])
     useful = known & np.isin(events["kind"], codes(USEFUL))
     # Targets of budgets and the update are every rank's, whatever it holds.
     worked = useful & (events["micro_batch"] >= 0) & (events["kind"] != code("optimizer"))
@@ -434,14 +440,10 @@ def summary(a):
         result["mfu"] = float(np.mean(a.scalars["mfu"][1]))
     if "total" in a.memory and not np.isnan(a.memory["total"]).all():
         result["peak_bytes"] = float(np.nanmax(a.memory["total"]))
-    means = (
-        np.nanmean(
-            np.where(np.isnan(a.step_seconds)[..., None], np.nan, a.split)[:, shown], axis=(0, 1)
-        )
-        if a.split[:, shown].size
-        else []
-    )
-    result["step_split_s"] = {name: float(v) for name, v in zip(CATEGORIES, means) if v > 0}
+    here = ~np.isnan(a.step_seconds) & shown
+    for key, table in (("step_split_s", a.split), ("between_steps_s", a.between)):
+        means = table[here].mean(axis=0) if here.any() else []
+        result[key] = {name: float(v) for name, v in zip(CATEGORIES, means) if v > 0}
     result["ring"] = a.ring
     result["per_rank"] = [
         {

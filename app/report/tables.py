@@ -74,23 +74,26 @@ def pop(a):
 
 
 def split(a):
-    used = [c for c, name in enumerate(CATEGORIES) if np.nansum(a.split[..., c]) > 0]
+    names = list(CATEGORIES)
+    used, apart = (
+        [c for c in range(len(names)) if table[..., c].any()] for table in (a.split, a.between)
+    )
     rows = []
     for r, rank in enumerate(a.ranks):
         here = ~np.isnan(a.step_seconds[r])
-        mean = a.split[r, here].mean(axis=0) if here.any() else np.zeros(len(CATEGORIES))
-        rows.append([rank] + [float(mean[c]) * 1e3 for c in used] + [float(mean.sum()) * 1e3])
-    names = list(CATEGORIES)
+        mean, between = (
+            1e3 * (table[r, here].mean(axis=0) if here.any() else np.zeros(len(names)))
+            for table in (a.split, a.between)
+        )
+        rows.append([rank, *mean[used].tolist(), float(mean.sum()), *between[apart].tolist()])
     return Table(
         "split",
         "Step-time split, mean over steps",
-        ["rank"] + [f"{names[c]} (ms)" for c in used] + ["sum (ms)"],
+        ["rank"]
+        + [f"{names[c]} (ms)" for c in used]
+        + ["sum (ms)"]
+        + [f"{names[c]}, between steps (ms)" for c in apart],
         rows,
-        (
-            "Exclusive time: every moment of a rank counts for the innermost region around it; idle"
-            " is step time outside all regions."
-        ),
-        ("",) + (".2f",) * (len(used) + 1),
     )
 
 

@@ -17,10 +17,11 @@ LOSSES = {
     "host copies": "waiting for copies to and from host memory",
     "gradient reduction": "reducing gradients, the wait for the slowest rank included",
     "data": "reading data",
+    "checkpoint": "checkpoints",
+    "validation": "validation",
     "other": "regions that this report does not know",
     "idle": "idle time",
 }
-BETWEEN = {"checkpoint": "checkpoints", "validation": "validation"}  # steps
 SLOW, IDLE = 1.1, 0.5  # useful time over the mean
 MOST_SHOWN = 4
 WRONG_CLOCK = 1.3  # simulated and measured step differ by more
@@ -35,19 +36,21 @@ class Verdict:
 
 
 def shares(a):
-    """Category -> its part of the ranks' time inside steps."""
+    """Of what lies inside steps, and of what lies between them: category -> its seconds over the
+    ranks' time inside steps."""
     shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
-    seconds = np.nansum(a.split[:, shown], axis=(0, 1)) if a.split.size else np.zeros(0)
-    parts = dict(zip(CATEGORIES, seconds.tolist()))
-    total = sum(value for name, value in parts.items() if name not in BETWEEN)
-    return {name: value / total for name, value in parts.items()} if total > 0 else {}
+    inside, between = (t[:, shown].sum(axis=(0, 1)) for t in (a.split, a.between))
+    total = inside.sum()
+    if total <= 0:
+        return {}, {}
+    return tuple(dict(zip(CATEGORIES, (s / total).tolist())) for s in (inside, between))
 
 
 def judge(a, program):
     """The verdict on an analysed run; `program`: ballast, or None."""
-    parts = shares(a)
+    parts, between = shares(a)
     losses = {name: parts[name] for name in LOSSES if parts.get(name, 0) > 0}
-    verdict = Verdict(_headline(a, parts, losses), _ranks(a))
+    verdict = Verdict(_headline(a, parts, between, losses), _ranks(a))
     verdict.changes = advice.candidates(a, losses)
     if not verdict.changes:
         verdict.simulator = "No key of the deck is known to mend what is left."
@@ -61,7 +64,7 @@ def judge(a, program):
     return verdict
 
 
-def _headline(a, parts, losses):
+def _headline(a, parts, between, losses):
     steps = int(a.complete.sum()) if a.complete.any() else len(a.steps)
     arithmetic = sum(parts.get(name, 0) for name in ARITHMETIC)
     text = (
@@ -73,8 +76,8 @@ def _headline(a, parts, losses):
     worst = sorted(losses.items(), key=lambda item: -item[1])[:3]
     worst = [f"{LOSSES[name]} {percent(share)}" for name, share in worst if share > 0.005]
     text += f". The rest: {', '.join(worst)}." if worst else ", and nothing else to speak of."
-    between = [f"{BETWEEN[n]} {percent(parts[n])}" for n in BETWEEN if parts.get(n, 0) > 0.005]
-    return text + (f" Between steps, on top of that: {', '.join(between)}." if between else "")
+    on_top = [f"{LOSSES[n]} {percent(between[n])}" for n in LOSSES if between.get(n, 0) > 0.005]
+    return text + (f" Between steps, on top of that: {', '.join(on_top)}." if on_top else "")
 
 
 def _ranks(a):

@@ -83,6 +83,30 @@ class KnownNumbers(RunTest):
         with open(report / "steps.csv", newline="") as file:
             self.assertEqual([float(r["loss"]) for r in csv.DictReader(file)], [3, 2])
 
+    def test_what_lies_between_steps_stands_apart(self):
+        """A step of 10 s, then 1 s of validation and a checkpoint of 2 s with a gather in it."""
+        r = Rank(0, 1)
+        r.event("step", 0, 10, step=0)
+        r.event("forward", 0, 7, step=0, mb=0)
+        r.event("parameter_gather", 9, 10, step=0)
+        r.event("validation", 10, 11, step=0)
+        r.event("checkpoint", 11, 13, step=0)
+        r.event("parameter_gather", 12, 12.5, step=0)
+        run = synthetic.write(self.folder / "r", [r])
+        self.report(run)
+        m = self.metrics(run / "report")
+        inside = {"rest of forward and backward": 7, "gradient reduction": 1, "idle": 2}
+        self.assertEqual(m["step_split_s"], inside)
+        between = {"gradient reduction": 0.5, "checkpoint": 1.5, "validation": 1}
+        self.assertEqual(m["between_steps_s"], between)
+        self.assertIn("wait for the slowest rank included 10 %", m["verdict"]["headline"])
+        self.assertIn("checkpoints 15 %, validation 10 %", m["verdict"]["headline"])
+        with open(run / "report" / "split.csv", newline="") as file:
+            (row,) = csv.DictReader(file)
+        self.assertEqual(float(row["sum (ms)"]), 10000)
+        self.assertEqual(float(row["checkpoint, between steps (ms)"]), 1500)
+        self.assertNotIn("checkpoint (ms)", row)
+
     def test_regions_that_rank_0_never_enters(self):
         run = known_run(self.folder / "known")
         self.report(run)
