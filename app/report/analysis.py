@@ -9,6 +9,7 @@ import batches
 import metrics
 import prediction
 import ring
+import starts
 from load import BESIDE, KINDS, USEFUL, code, codes
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
@@ -57,7 +58,11 @@ class Analysis:
     run: object
     ranks: list = field(default_factory=list)
     steps: np.ndarray = None  # steps shown, ascending
-    complete: np.ndarray = None  # [step] every present rank has a whole step
+    session: np.ndarray = None  # [step] number of the session that ran it
+    members: np.ndarray = None  # [rank, step] the rank took part in that session
+    complete: np.ndarray = None  # [step] all of these that left a trace have a whole step
+    shown: np.ndarray = None  # [step] complete, or every step where none is
+    worlds: list = field(default_factory=list)  # starts.World
     step_seconds: np.ndarray = None  # [rank, step], NaN where absent
     useful: np.ndarray = None  # [rank, step], NaN where absent
     worked: np.ndarray = None  # [rank, step] the part of it in micro-batches, NaN where absent
@@ -153,28 +158,27 @@ def _times(a):
     shape = (len(a.ranks), len(a.steps))
     a.step_seconds, a.useful, a.worked = (np.full(shape, np.nan) for _ in range(3))
     a.split, a.between = np.zeros((2, *shape, len(CATEGORIES)))
+    a.session = np.zeros(len(a.steps), int)
     windows = defaultdict(list)  # (session, step) -> (begin, end) of every rank
     for r, rank in enumerate(a.ranks if len(a.steps) else []):
         own = _times_of_rank(a, r, traces[rank], step_kind if spans.size else None)
         for s, (begin, end, session) in own.items():
-            windows[traces[rank].sessions[session].number, s].append((begin, end))
-    a.complete = (
-        ~np.isnan(a.step_seconds).any(axis=0) if len(a.ranks) else np.zeros(len(a.steps), bool)
-    )
+            number = traces[rank].sessions[session].number
+            windows[number, s].append((begin, end))
+            a.session[s] = max(a.session[s], number)
+    a.members = starts.members(a)
+    a.complete = (~np.isnan(a.step_seconds) | ~a.members).all(axis=0) & a.members.any(axis=0)
     if len(a.steps) and not a.complete.all():
         partial = a.steps[~a.complete]
         a.run.notes.append(
             f"{len(partial)} step{'s' if len(partial) > 1 else ''} ({_listed(partial)}) were not"
             " recorded to the end by every rank and are left out of the POP table"
         )
-    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
-    per_session = defaultdict(list)
-    for (session, s), spans_ in windows.items():
-        if shown[s]:
-            per_session[session] += spans_
-    a.runtime = sum(metrics.union_seconds(*np.array(w).T) for w in per_session.values())
-    totals = np.nansum(a.useful[:, shown], axis=1)
-    a.pop = metrics.pop(totals, a.runtime)
+    a.shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
+    a.worlds = starts.worlds(a, windows)
+    starts.note(a)
+    a.runtime = float(sum(w.runtime for w in a.worlds))
+    a.pop = metrics.pop_of_worlds([(starts.useful_by_rank(a, w), w.runtime) for w in a.worlds])
 
 
 def _times_of_rank(a, r, trace, span_kind):
@@ -229,37 +233,34 @@ def _sparse(a):
     table = defaultdict(lambda: np.zeros(5))
     for rank in a.ranks:
         trace = a.run.traces[rank]
-        rows, at = trace.budgets, trace.last.at
-        heads = 1 + int(rows["head"].max()) if len(rows) else 0
-        first_of_ring = at.get("cp_outer", 0) == 0 and at.get("cp_inner", 0) == 0
-        for step, layer, head, budget, computed, visible, overflow in zip(
-            *(
-                rows[n].tolist()
-                for n in (
-                    "step",
-                    "layer",
-                    "head",
-                    "budget",
-                    "computed_pairs",
-                    "visible_pairs",
-                    "overflow",
-                )
-            )
+        rows = trace.budgets
+        heads, overflows = _heads(a, trace)
+        names = ("step", "layer", "budget", "computed_pairs", "visible_pairs")
+        columns = (rows[n].tolist() for n in names)
+        for head, overflow, step, layer, budget, computed, visible in zip(
+            heads, overflows, *columns
         ):
             if step >= 0:
-                table[step, layer, head + heads * at.get("sp", 0)] += (
-                    budget,
-                    1,
-                    computed,
-                    visible,
-                    overflow if first_of_ring else 0,
-                )
+                table[step, layer, head] += (budget, 1, computed, visible, overflow)
         if "kind" in (rows.dtype.names or ()):
-            for layer, head, kind in rows[["layer", "head", "kind"]].tolist():
+            for head, layer, kind in zip(heads, rows["layer"].tolist(), rows["kind"].tolist()):
                 if kind >= 0:
-                    key = layer, head + heads * at.get("sp", 0)
-                    a.kinds.setdefault(key, [0] * len(HEAD_PATTERNS))[kind] += 1
+                    a.kinds.setdefault((layer, head), [0] * len(HEAD_PATTERNS))[kind] += 1
     a.sparse = dict(table)
+
+
+def _heads(a, trace):
+    """Of every row of a rank's budgets: the head among those of all ranks, and what caps left out,
+    which the first rank of a ring counts."""
+    rows = trace.budgets
+    heads, overflows = rows["head"].astype(int), np.array(rows["overflow"])
+    numbers = starts.session_numbers(a, rows["step"])
+    for number in np.unique(numbers).tolist():
+        mine, at = numbers == number, starts.session_of_rank(trace, number).at
+        heads[mine] += (1 + heads[mine].max()) * at.get("sp", 0)
+        if at.get("cp_outer", 0) or at.get("cp_inner", 0):
+            overflows[mine] = 0
+    return heads.tolist(), overflows.tolist()
 
 
 def sparsity(a):
@@ -312,7 +313,7 @@ def recall(a):
 def _overheads(a):
     """Shares of budget tuning and of planning, of a run that tunes budgets or batches by predicted
     latency (sab) or length (lbb)."""
-    shown = np.flatnonzero(a.complete if a.complete.any() else np.ones(len(a.steps), bool))
+    shown = np.flatnonzero(a.shown)
     if not shown.size:
         return
     slowest = np.nanmax(a.step_seconds[:, shown], axis=0)
@@ -395,14 +396,13 @@ def _scalars(a):
 
 def mean_step_seconds(a):
     """Mean over steps of the slowest rank's step time."""
-    shown = a.complete if a.complete is not None and a.complete.any() else slice(None)
-    times = a.step_seconds[:, shown]
+    times = a.step_seconds[:, a.shown]
     return float(np.mean(np.nanmax(times, axis=0))) if times.size else 0.0
 
 
 def summary(a):
     """The numbers of metrics.json: names of the metrics at top level."""
-    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
+    shown, rank_seconds = a.shown, starts.rank_seconds(a)
     result = {
         "run": a.run.name,
         "ranks": a.run.ranks,
@@ -431,10 +431,10 @@ def summary(a):
             result[key] = float(a.scalars[name][1][-1])
     if "loss" in a.scalars:
         result["first_loss"] = float(a.scalars["loss"][1][0])
-    if "tokens" in a.scalars and a.runtime > 0:
+    if "tokens" in a.scalars and rank_seconds > 0:
         steps, tokens = a.scalars["tokens"]
         result["tokens_per_s_per_rank"] = float(
-            tokens[np.isin(steps, a.steps[shown])].sum() / a.runtime / max(a.run.ranks, 1)
+            tokens[np.isin(steps, a.steps[shown])].sum() / rank_seconds
         )
     if "mfu" in a.scalars:
         result["mfu"] = float(np.mean(a.scalars["mfu"][1]))

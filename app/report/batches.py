@@ -5,7 +5,8 @@ from collections import defaultdict
 import numpy as np
 
 import metrics
-from load import USEFUL, code, codes, step_plans
+import starts
+from load import USEFUL, code, codes, parse_deck, step_plans
 
 SCHEDULE_OPS = ["forward", "recompute", "backward", "backward_input", "backward_weight"]
 
@@ -104,6 +105,12 @@ def _pack_length(deck, lengths):
     return deck.get("batching.micro_batch_tokens", 0) or sum(lengths)
 
 
+def _deck(a, session):
+    """What the session ran; the newest one's is the run's."""
+    newest = session.number == a.run.first_trace.last.number or not session.deck
+    return a.run.deck if newest else parse_deck(session.deck)
+
+
 def micro_batches(plan):
     """[(first data-parallel rank, ranks, [segment tokens])] of a step's plan."""
     return [
@@ -113,22 +120,24 @@ def micro_batches(plan):
 
 
 def _plans(a):
-    plans = ((a.run.traces[r], a.run.traces[r].executed("step")) for r in a.ranks)
-    trace, used = next(((t, p) for t, p in plans if p), (None, []))
-    used = [batch for batch in map(micro_batches, used) if batch]
+    used = [(step, plan) for step, plan in step_plans(a.run.traces).items() if micro_batches(plan)]
     if not used:
         return
-    mesh = trace.last.mesh
-    shared = mesh.get("cp_outer", 1) * mesh.get("cp_inner", 1) * mesh.get("sp", 1) > 1
+    decks = {}
     dbr, abr, pr, cr, ave_t, segments, packs = [], [], [], [], [], [], []
-    for batch in used:
+    for step, plan in used:
+        batch, session = micro_batches(plan), starts.session_of_step(a, step)
+        mesh = plan.get("mesh") or session.mesh  # old plans have none
+        shared = mesh.get("cp_outer", 1) * mesh.get("cp_inner", 1) * mesh.get("sp", 1) > 1
+        if session.number not in decks:
+            decks[session.number] = _deck(a, session)
         dp = max(mesh.get("dp", 1), 1 + max(d for d, _, _ in batch))
         tokens, squares, sizes, padding, communicated = np.zeros(dp), np.zeros(dp), [], [], 0
         for d, sp, lengths in batch:
             tokens[d : d + sp] += sum(lengths) / sp
             squares[d : d + sp] += sum(n * n for n in lengths) / sp
             sizes.append(sum(lengths))
-            most = _pack_length(a.run.deck, lengths)
+            most = _pack_length(decks[session.number], lengths)
             padding.append(
                 metrics.padding_ratio(np.minimum(sizes[-1:], most), most)
             )  # a longer sample has a pack of its own

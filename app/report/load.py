@@ -95,7 +95,9 @@ class Run:
 
     @property
     def first_trace(self):
-        return self.traces[min(self.traces)] if self.traces else None
+        """Of the lowest rank that took part in the newest session."""
+        newest = min(self.traces, key=lambda rank: (-self.traces[rank].last.number, rank))
+        return self.traces[newest]
 
 
 class ReportError(Exception):

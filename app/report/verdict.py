@@ -5,6 +5,7 @@ import numpy as np
 
 import advice
 import simulator
+import starts
 from analysis import CATEGORIES, mean_step_seconds
 from style import bytes_unit, number_ranges, seconds_unit
 
@@ -38,8 +39,7 @@ class Verdict:
 def shares(a):
     """Of what lies inside steps, and of what lies between them: category -> its seconds over the
     ranks' time inside steps."""
-    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
-    inside, between = (t[:, shown].sum(axis=(0, 1)) for t in (a.split, a.between))
+    inside, between = (t[:, a.shown].sum(axis=(0, 1)) for t in (a.split, a.between))
     total = inside.sum()
     if total <= 0:
         return {}, {}
@@ -65,7 +65,7 @@ def judge(a, program):
 
 
 def _headline(a, parts, between, losses):
-    steps = int(a.complete.sum()) if a.complete.any() else len(a.steps)
+    steps = int(a.shown.sum())
     arithmetic = sum(parts.get(name, 0) for name in ARITHMETIC)
     text = (
         f"A step takes {duration(mean_step_seconds(a))} on its slowest rank (mean of {steps});"
@@ -81,31 +81,29 @@ def _headline(a, parts, between, losses):
 
 
 def _ranks(a):
-    """Sentences on ranks that do more or less than the others."""
-    useful = np.nansum(a.useful, axis=1)
-    mean = useful.mean() if useful.size else 0
-    if len(a.ranks) < 2 or mean <= 0:
+    """Sentences on ranks that do more or less than the others of the same steps."""
+    useful, expected = starts.expected_useful(a)
+    here = expected > 0  # the others ran no step that is shown
+    if here.sum() < 2:
         return []
-    told, ranks = [], np.array(a.ranks)
-    worked = np.nansum(a.worked, axis=1)
+    told, ranks, share = [], np.array(a.ranks)[here], (useful[here] / expected[here])
+    worked = np.nansum(a.worked[:, a.shown], axis=1)[here]
     empty = (worked <= 0) & worked.any()
-    idle, none = ranks[(useful < IDLE * mean) & ~empty], ranks[empty]
-    slow = ranks[useful > SLOW * mean]
+    idle, none, slow = ranks[(share < IDLE) & ~empty], ranks[empty], ranks[share > SLOW]
     if len(none):
         told.append(f"{_called(none)} computed nothing: the plan gives them no micro-batch.")
     if len(idle):
         told.append(f"{_called(idle)} computed less than half of the mean.")
     if len(slow):
-        most = useful.max() / mean
         told.append(
             f"{_called(slow)} computed more than {100 * (SLOW - 1):.0f} % above the mean, at most"
-            f" {100 * (most - 1):.0f} % (rank {a.ranks[int(useful.argmax())]}){_persistence(a)}."
+            f" {100 * (share.max() - 1):.0f} % (rank {ranks[share.argmax()]}){_persistence(a)}."
         )
     if not told:
         told.append(
             f"All ranks computed alike: load balance {a.pop[0]:.3f} (mean / max of useful time)."
         )
-    if cause := _coordinate(a, useful):
+    if cause := _coordinate(a):
         told.append(cause)
     return told
 
@@ -129,15 +127,21 @@ def _persistence(a):
     return "; the slowest rank changes from step to step, as batches do"
 
 
-def _coordinate(a, useful):
-    """The mesh coordinate that explains most of the difference between ranks."""
-    if useful.max() < 1.05 * useful.mean():
+def _coordinate(a):
+    """The mesh coordinate that explains most of the difference between ranks, over the steps on the
+    newest mesh: a rank had other coordinates on another."""
+    newest = a.run.first_trace.last
+    steps = [s for s in np.flatnonzero(a.shown) if _mesh(a, s) == newest.mesh]
+    traces = [a.run.traces[rank] for rank in a.ranks]
+    here = np.array([trace.last.number == newest.number for trace in traces])
+    useful = np.nansum(a.useful[np.ix_(here, steps)], axis=1)
+    if not len(steps) or useful.max() < 1.05 * useful.mean():
         return ""
     best = ("", 0.0)
-    for key, degree in a.run.first_trace.last.mesh.items():
-        if degree < 2 or degree == len(a.ranks):
+    for key, degree in newest.mesh.items():
+        if degree < 2 or degree == len(useful):
             continue
-        at = np.array([a.run.traces[rank].last.at.get(key, 0) for rank in a.ranks])
+        at = np.array([trace.last.at.get(key, 0) for trace, mine in zip(traces, here) if mine])
         means = np.array([useful[at == value].mean() for value in np.unique(at)])
         counts = np.array([(at == value).sum() for value in np.unique(at)])
         share = (counts * (means - useful.mean()) ** 2).sum() / (
@@ -147,6 +151,10 @@ def _coordinate(a, useful):
     if best[1] < 0.6:
         return ""
     return f"The difference follows {best[0]}: it explains {percent(best[1])} of it."
+
+
+def _mesh(a, s):
+    return starts.session_of_step(a, a.steps[s]).mesh
 
 
 def _ask(a, verdict, program):
