@@ -47,7 +47,7 @@ def _balance(a, deck, mesh):
             found.append(Change({"batching.method": "balanced"}, because))
         if deck.get("batching.window", 1) == 1:
             found.append(Change({"batching.window": 4}, because + " and steps in work"))
-    if (a.useful == 0).any() and deck.get("batching.micro_batch_tokens", 0) >= 2:
+    if (a.worked == 0).any() and deck.get("batching.micro_batch_tokens", 0) >= 2:
         half = deck["batching.micro_batch_tokens"] // 2
         found.append(Change({"batching.micro_batch_tokens": half}, "ranks have no micro-batch"))
     return found

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import batches
 import metrics
 import prediction
 import ring
-from load import BESIDE, KINDS, USEFUL, code
+import starts
+from load import BESIDE, KINDS, USEFUL, code, codes
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
 CATEGORIES = {
@@ -38,11 +40,6 @@ CATEGORIES = {
     "other": [],  # kinds of a newer program
     "idle": ["step", "idle"],
 }
-SCHEDULE_OPS = ["forward", "recompute", "backward", "backward_input", "backward_weight"]
-
-
-def codes(kinds):
-    return np.array([code(k) for k in kinds], dtype=int)
 
 
 def category_of_kind():
@@ -61,10 +58,16 @@ class Analysis:
     run: object
     ranks: list = field(default_factory=list)
     steps: np.ndarray = None  # steps shown, ascending
-    complete: np.ndarray = None  # [step] every present rank has a whole step
+    session: np.ndarray = None  # [step] number of the session that ran it
+    members: np.ndarray = None  # [rank, step] the rank took part in that session
+    complete: np.ndarray = None  # [step] all of these that left a trace have a whole step
+    shown: np.ndarray = None  # [step] complete, or every step where none is
+    worlds: list = field(default_factory=list)  # starts.World
     step_seconds: np.ndarray = None  # [rank, step], NaN where absent
     useful: np.ndarray = None  # [rank, step], NaN where absent
-    split: np.ndarray = None  # [rank, step, category]
+    worked: np.ndarray = None  # [rank, step] the part of it in micro-batches, NaN where absent
+    split: np.ndarray = None  # [rank, step, category] seconds inside the step
+    between: np.ndarray = None  # likewise of what bears its number and lies outside: checkpoints
     exclusive: dict = field(default_factory=dict)  # rank -> exclusive seconds of its events
     runtime: float = 0.0
     pop: tuple = (1.0, 1.0, 1.0)
@@ -112,8 +115,7 @@ def analyse(run):
         a.exclusive[rank] = _exclusive_by_session(trace)
     _times(a)
     a.ring, a.ring_times = ring.analyse(run.traces)
-    _micro_batches(a)
-    _plans(a)
+    batches.analyse(a)
     _budgets(a)
     _sparse(a)
     a.recall, a.coverage, a.drift = (
@@ -154,30 +156,29 @@ def _times(a):
     spans = np.unique(np.concatenate(with_span)) if with_span else np.zeros(0, int)
     a.steps = spans if spans.size else np.unique(np.concatenate(any_step))
     shape = (len(a.ranks), len(a.steps))
-    a.step_seconds, a.useful = np.full(shape, np.nan), np.full(shape, np.nan)
-    a.split = np.zeros(shape + (len(CATEGORIES),))
+    a.step_seconds, a.useful, a.worked = (np.full(shape, np.nan) for _ in range(3))
+    a.split, a.between = np.zeros((2, *shape, len(CATEGORIES)))
+    a.session = np.zeros(len(a.steps), int)
     windows = defaultdict(list)  # (session, step) -> (begin, end) of every rank
     for r, rank in enumerate(a.ranks if len(a.steps) else []):
         own = _times_of_rank(a, r, traces[rank], step_kind if spans.size else None)
         for s, (begin, end, session) in own.items():
-            windows[traces[rank].sessions[session].number, s].append((begin, end))
-    a.complete = (
-        ~np.isnan(a.step_seconds).any(axis=0) if len(a.ranks) else np.zeros(len(a.steps), bool)
-    )
+            number = traces[rank].sessions[session].number
+            windows[number, s].append((begin, end))
+            a.session[s] = max(a.session[s], number)
+    a.members = starts.members(a)
+    a.complete = (~np.isnan(a.step_seconds) | ~a.members).all(axis=0) & a.members.any(axis=0)
     if len(a.steps) and not a.complete.all():
         partial = a.steps[~a.complete]
         a.run.notes.append(
             f"{len(partial)} step{'s' if len(partial) > 1 else ''} ({_listed(partial)}) were not"
             " recorded to the end by every rank and are left out of the POP table"
         )
-    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
-    per_session = defaultdict(list)
-    for (session, s), spans_ in windows.items():
-        if shown[s]:
-            per_session[session] += spans_
-    a.runtime = sum(metrics.union_seconds(*np.array(w).T) for w in per_session.values())
-    totals = np.nansum(a.useful[:, shown], axis=1)
-    a.pop = metrics.pop(totals, a.runtime)
+    a.shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
+    a.worlds = starts.worlds(a, windows)
+    starts.note(a)
+    a.runtime = float(sum(w.runtime for w in a.worlds))
+    a.pop = metrics.pop_of_worlds([(starts.useful_by_rank(a, w), w.runtime) for w in a.worlds])
 
 
 def _times_of_rank(a, r, trace, span_kind):
@@ -186,99 +187,32 @@ def _times_of_rank(a, r, trace, span_kind):
     events, seconds = trace.events, a.exclusive[a.ranks[r]]
     known = np.isin(events["step"], a.steps)
     at = np.searchsorted(a.steps, events["step"])
-    np.add.at(a.split[r], (at[known], category_of_kind()[events["kind"][known]]), seconds[known])
     span = known if span_kind is None else known & (events["kind"] == span_kind)
     own = {}
     columns = (at, events["begin_s"], events["end_s"], events["session"])
     for s, begin, end, session in zip(*(column[span].tolist() for column in columns)):
         before = own.get(s, (begin, end))
         own[s] = (min(begin, before[0]), max(end, before[1]), session)
+    begins, ends = np.full((2, len(a.steps)), np.nan)
     for s, (begin, end, _) in own.items():
-        a.step_seconds[r, s] = end - begin
-    useful = np.zeros(len(a.steps))
-    mine = known & np.isin(events["kind"], codes(USEFUL))
-    np.add.at(useful, at[mine], seconds[mine])
-    a.useful[r] = np.where(np.isnan(a.step_seconds[r]), np.nan, useful)
+        begins[s], ends[s] = begin, end
+    a.step_seconds[r] = ends - begins
+    category, s = category_of_kind()[events["kind"][known]], at[known]
+    outside = (events["begin_s"][known] >= ends[s]) | (events["end_s"][known] <= begins[s])
+    for table, mine in ((a.split, ~outside), (a.between, outside)):
+        np.add.at(table[r], (s[mine], category[mine]), seconds[known][mine])
+    useful = known & np.isin(events["kind"], codes(USEFUL))
+    # Targets of budgets and the update are every rank's, whatever it holds.
+    worked = useful & (events["micro_batch"] >= 0) & (events["kind"] != code("optimizer"))
+    for table, mine in ((a.useful, useful), (a.worked, worked)):
+        table[r] = np.bincount(at[mine], weights=seconds[mine], minlength=len(a.steps))
+        table[r, np.isnan(a.step_seconds[r])] = np.nan
     return own
 
 
 def _listed(values, limit=6):
     text = ", ".join(str(v) for v in values[:limit])
     return text + (" ..." if len(values) > limit else "")
-
-
-def _micro_batches(a):
-    """Equation 11 over micro-batches, and the bubble ratio of the schedules."""
-    useful_codes = codes(USEFUL - {"optimizer"})
-    op_codes, recompute = codes(SCHEDULE_OPS), code("recompute")
-    times = defaultdict(list)  # (session, step, dp, micro-batch) -> seconds of each rank
-    spans = defaultdict(
-        lambda: [np.inf, -np.inf, 0.0, 0]
-    )  # (session, step, pipeline) -> begin, end, useful, stages
-    for rank in a.ranks:
-        trace, seconds = a.run.traces[rank], a.exclusive[rank]
-        events = trace.events
-        for number, session in enumerate(trace.sessions):
-            mine = (
-                (events["session"] == number) & (events["step"] >= 0) & (events["micro_batch"] >= 0)
-            )
-            e, x = events[mine], seconds[mine]
-            busy = np.isin(e["kind"], useful_codes)
-            for step, mb, value in _sums(e["step"][busy], e["micro_batch"][busy], x[busy]):
-                times[session.number, step, session.at.get("dp", 0), mb].append(value)
-            ops = np.isin(e["kind"], op_codes)
-            if not ops.any():
-                continue
-            counts = (
-                busy & _inside(e, ops) & ~_inside(e, e["kind"] == recompute)
-            )  # recomputation is a bubble; what precedes the ops is outside the wall
-            pipeline = (session.number,) + tuple(
-                session.at.get(c, 0) for c in ("dp", "cp_outer", "cp_inner", "sp", "tp")
-            )
-            for step in np.unique(e["step"][ops]).tolist():
-                spans[pipeline + (step,)][3] += 1
-            for step, begin, end in zip(
-                e["step"][ops].tolist(), e["begin_s"][ops].tolist(), e["end_s"][ops].tolist()
-            ):
-                span = spans[pipeline + (step,)]
-                span[0], span[1] = min(span[0], begin), max(span[1], end)
-            for step, _, value in _sums(e["step"][counts], 0 * e["step"][counts], x[counts]):
-                spans[pipeline + (step,)][2] += value
-    per_step = defaultdict(list)
-    for (session, step, _, _), values in times.items():
-        per_step[session, step].append(np.mean(values))
-    if per_step:
-        a.imbalance = float(np.mean([metrics.imbalance_degree(v) for v in per_step.values()]))
-    wall = sum((s[1] - s[0]) * s[3] for s in spans.values())
-    a.bubble_ratio = 1 - sum(s[2] for s in spans.values()) / wall if wall > 0 else 0.0
-
-
-def _sums(first, second, values):
-    """(first, second, sum of the values) of every pair of keys."""
-    keys, at = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
-    sums = np.bincount(at.reshape(-1), weights=values, minlength=keys.shape[1])
-    return zip(*keys.tolist(), sums.tolist()) if len(values) else ()
-
-
-def _inside(events, outer):
-    """Which events lie within one of the events marked in `outer` (which do not overlap)."""
-    order = np.argsort(events["begin_s"][outer], kind="stable")
-    begin, end = events["begin_s"][outer][order], events["end_s"][outer][order]
-    if not begin.size:
-        return np.zeros(len(events), bool)
-    at = np.searchsorted(begin, events["begin_s"], side="right") - 1
-    return (at >= 0) & (events["end_s"] <= end[np.maximum(at, 0)])
-
-
-def _pack_length(deck, lengths):
-    """Tokens of a micro-batch without padding left to fill: its group's, the capacity of a pack, or
-    that of samples padded to the longest."""
-    method, longest = deck.get("batching.method", "none"), max(lengths)
-    if method in ("none", "sorted"):
-        return longest * len(lengths)
-    if method == "hbp":
-        return min((g for g in deck.get("batching.groups", []) if g >= longest), default=longest)
-    return deck.get("batching.micro_batch_tokens", 0) or sum(lengths)
 
 
 def _budgets(a):
@@ -292,53 +226,6 @@ def _budgets(a):
     a.budgets = np.array(rows) if rows else None
 
 
-def micro_batches(plan):
-    """[(first data-parallel rank, ranks, [segment tokens])] of a step's plan."""
-    return [
-        (m["first"], m.get("ranks", 1), [s[2] - s[1] for s in m["segments"]])
-        for m in plan["micro_batches"]
-    ]
-
-
-def _plans(a):
-    plans = ((a.run.traces[r], a.run.traces[r].executed("step")) for r in a.ranks)
-    trace, used = next(((t, p) for t, p in plans if p), (None, []))
-    used = [batch for batch in map(micro_batches, used) if batch]
-    if not used:
-        return
-    mesh = trace.last.mesh
-    shared = mesh.get("cp_outer", 1) * mesh.get("cp_inner", 1) * mesh.get("sp", 1) > 1
-    dbr, abr, pr, cr, ave_t, segments, packs = [], [], [], [], [], [], []
-    for batch in used:
-        dp = max(mesh.get("dp", 1), 1 + max(d for d, _, _ in batch))
-        tokens, squares, sizes, padding, communicated = np.zeros(dp), np.zeros(dp), [], [], 0
-        for d, sp, lengths in batch:
-            tokens[d : d + sp] += sum(lengths) / sp
-            squares[d : d + sp] += sum(n * n for n in lengths) / sp
-            sizes.append(sum(lengths))
-            most = _pack_length(a.run.deck, lengths)
-            padding.append(
-                metrics.padding_ratio(np.minimum(sizes[-1:], most), most)
-            )  # a longer sample has a pack of its own
-            communicated += sum(lengths) if sp > 1 or shared else 0
-            segments += lengths
-        packs += sizes
-        dbr.append(metrics.balance_ratio(tokens))
-        abr.append(metrics.balance_ratio(squares))
-        pr.append(np.mean(padding))
-        cr.append(communicated / max(tokens.sum(), 1))
-        ave_t.append(tokens.mean())
-    a.batch = {
-        "dbr": np.mean(dbr),
-        "pr": np.mean(pr),
-        "abr": np.mean(abr),
-        "cr": np.mean(cr),
-        "ave_t": np.mean(ave_t),
-    }
-    a.batch = {k: float(v) for k, v in a.batch.items()}
-    a.segment_tokens, a.micro_batch_tokens = np.array(segments), np.array(packs)
-
-
 def _sparse(a):
     """Budgets and pairs by step, layer and head, over micro-batches and ranks.  Ranks of one ring
     hold equal budgets and overflows, and each
@@ -346,37 +233,34 @@ def _sparse(a):
     table = defaultdict(lambda: np.zeros(5))
     for rank in a.ranks:
         trace = a.run.traces[rank]
-        rows, at = trace.budgets, trace.last.at
-        heads = 1 + int(rows["head"].max()) if len(rows) else 0
-        first_of_ring = at.get("cp_outer", 0) == 0 and at.get("cp_inner", 0) == 0
-        for step, layer, head, budget, computed, visible, overflow in zip(
-            *(
-                rows[n].tolist()
-                for n in (
-                    "step",
-                    "layer",
-                    "head",
-                    "budget",
-                    "computed_pairs",
-                    "visible_pairs",
-                    "overflow",
-                )
-            )
+        rows = trace.budgets
+        heads, overflows = _heads(a, trace)
+        names = ("step", "layer", "budget", "computed_pairs", "visible_pairs")
+        columns = (rows[n].tolist() for n in names)
+        for head, overflow, step, layer, budget, computed, visible in zip(
+            heads, overflows, *columns
         ):
             if step >= 0:
-                table[step, layer, head + heads * at.get("sp", 0)] += (
-                    budget,
-                    1,
-                    computed,
-                    visible,
-                    overflow if first_of_ring else 0,
-                )
+                table[step, layer, head] += (budget, 1, computed, visible, overflow)
         if "kind" in (rows.dtype.names or ()):
-            for layer, head, kind in rows[["layer", "head", "kind"]].tolist():
+            for head, layer, kind in zip(heads, rows["layer"].tolist(), rows["kind"].tolist()):
                 if kind >= 0:
-                    key = layer, head + heads * at.get("sp", 0)
-                    a.kinds.setdefault(key, [0] * len(HEAD_PATTERNS))[kind] += 1
+                    a.kinds.setdefault((layer, head), [0] * len(HEAD_PATTERNS))[kind] += 1
     a.sparse = dict(table)
+
+
+def _heads(a, trace):
+    """Of every row of a rank's budgets: the head among those of all ranks, and what caps left out,
+    which the first rank of a ring counts."""
+    rows = trace.budgets
+    heads, overflows = rows["head"].astype(int), np.array(rows["overflow"])
+    numbers = starts.session_numbers(a, rows["step"])
+    for number in np.unique(numbers).tolist():
+        mine, at = numbers == number, starts.session_of_rank(trace, number).at
+        heads[mine] += (1 + heads[mine].max()) * at.get("sp", 0)
+        if at.get("cp_outer", 0) or at.get("cp_inner", 0):
+            overflows[mine] = 0
+    return heads.tolist(), overflows.tolist()
 
 
 def sparsity(a):
@@ -429,7 +313,7 @@ def recall(a):
 def _overheads(a):
     """Shares of budget tuning and of planning, of a run that tunes budgets or batches by predicted
     latency (sab) or length (lbb)."""
-    shown = np.flatnonzero(a.complete if a.complete.any() else np.ones(len(a.steps), bool))
+    shown = np.flatnonzero(a.shown)
     if not shown.size:
         return
     slowest = np.nanmax(a.step_seconds[:, shown], axis=0)
@@ -512,14 +396,13 @@ def _scalars(a):
 
 def mean_step_seconds(a):
     """Mean over steps of the slowest rank's step time."""
-    shown = a.complete if a.complete is not None and a.complete.any() else slice(None)
-    times = a.step_seconds[:, shown]
+    times = a.step_seconds[:, a.shown]
     return float(np.mean(np.nanmax(times, axis=0))) if times.size else 0.0
 
 
 def summary(a):
     """The numbers of metrics.json: names of the metrics at top level."""
-    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
+    shown, rank_seconds = a.shown, starts.rank_seconds(a)
     result = {
         "run": a.run.name,
         "ranks": a.run.ranks,
@@ -548,23 +431,19 @@ def summary(a):
             result[key] = float(a.scalars[name][1][-1])
     if "loss" in a.scalars:
         result["first_loss"] = float(a.scalars["loss"][1][0])
-    if "tokens" in a.scalars and a.runtime > 0:
+    if "tokens" in a.scalars and rank_seconds > 0:
         steps, tokens = a.scalars["tokens"]
         result["tokens_per_s_per_rank"] = float(
-            tokens[np.isin(steps, a.steps[shown])].sum() / a.runtime / max(a.run.ranks, 1)
+            tokens[np.isin(steps, a.steps[shown])].sum() / rank_seconds
         )
     if "mfu" in a.scalars:
         result["mfu"] = float(np.mean(a.scalars["mfu"][1]))
     if "total" in a.memory and not np.isnan(a.memory["total"]).all():
         result["peak_bytes"] = float(np.nanmax(a.memory["total"]))
-    means = (
-        np.nanmean(
-            np.where(np.isnan(a.step_seconds)[..., None], np.nan, a.split)[:, shown], axis=(0, 1)
-        )
-        if a.split[:, shown].size
-        else []
-    )
-    result["step_split_s"] = {name: float(v) for name, v in zip(CATEGORIES, means) if v > 0}
+    here = ~np.isnan(a.step_seconds) & shown
+    for key, table in (("step_split_s", a.split), ("between_steps_s", a.between)):
+        means = table[here].mean(axis=0) if here.any() else []
+        result[key] = {name: float(v) for name, v in zip(CATEGORIES, means) if v > 0}
     result["ring"] = a.ring
     result["per_rank"] = [
         {

@@ -80,7 +80,14 @@ FIGURES = (
         steps,
         "All runs step by step; differences are over the steps that both have.",
     ),
-    ("where", where, "Where the time of a step goes in each run, and how well ranks are used."),
+    (
+        "where",
+        where,
+        (
+            "Where the time of a step goes in each run (without checkpoints and validation between"
+            " steps), and how well ranks are used."
+        ),
+    ),
 )
 
 

@@ -91,16 +91,17 @@ def needle(a):
 
 def split(a):
     """Step-time split: by rank (mean over steps, and each step), and by step (mean over ranks)."""
-    if not a.split.size or not np.nansum(a.split):
+    whole = a.split + a.between
+    if not whole.any():
         return None
     here = ~np.isnan(a.step_seconds)
-    by_rank = np.array([_mean(a.split[r, here[r]]) for r in range(len(a.ranks))])
-    by_step = np.array([_mean(a.split[here[:, s], s]) for s in range(len(a.steps))])
+    by_rank = np.array([_mean(whole[r, here[r]]) for r in range(len(a.ranks))])
+    by_step = np.array([_mean(whole[here[:, s], s]) for s in range(len(a.steps))])
     factor, unit = seconds_unit(max(by_rank.sum(axis=1).max(), by_step.sum(axis=1).max()))
     used = [c for c in range(len(CATEGORIES)) if by_rank[:, c].any() or by_step[:, c].any()]
     most = max(1, min(40, MOST_CELLS // (len(a.ranks) * len(used))))
     frames = [("mean over steps", by_rank)]
-    frames += [(f"step {a.steps[s]}", a.split[:, s]) for s in some(range(len(a.steps)), most)]
+    frames += [(f"step {a.steps[s]}", whole[:, s]) for s in some(range(len(a.steps)), most)]
     ranks = names(a.ranks)
     shown = [
         (label, [_of_rank(a, ranks, c, factor * values[:, c]) for c in used])

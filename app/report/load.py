@@ -74,8 +74,12 @@ class RankTrace:
 
     def executed(self, kind):
         """The plans of a kind, one a step that executed it."""
-        plans = [self.plans[p] for p in self.plan_steps["plan"].tolist()]
-        return [value for k, _, value in plans if k == kind]
+        return [plan for _, plan in self.executed_by_step(kind)]
+
+    def executed_by_step(self, kind):
+        """[(step, plan)] of the plans of a kind."""
+        rows = zip(self.plan_steps["step"].tolist(), self.plan_steps["plan"].tolist())
+        return [(step, self.plans[p][2]) for step, p in rows if self.plans[p][0] == kind]
 
 
 @dataclass
@@ -91,7 +95,9 @@ class Run:
 
     @property
     def first_trace(self):
-        return self.traces[min(self.traces)] if self.traces else None
+        """Of the lowest rank that took part in the newest session."""
+        newest = min(self.traces, key=lambda rank: (-self.traces[rank].last.number, rank))
+        return self.traces[newest]
 
 
 class ReportError(Exception):
@@ -101,6 +107,19 @@ class ReportError(Exception):
 def code(kind):
     """Number of an event kind by its name; -1 where no file knows it."""
     return KINDS.index(kind) if kind in KINDS else -1
+
+
+def codes(kinds):
+    return np.array([code(k) for k in kinds], dtype=int)
+
+
+def step_plans(traces):
+    """Step -> the plan that it executed, ascending: all ranks that ran the step store the same."""
+    plans = {}
+    for rank in sorted(traces):
+        for step, plan in traces[rank].executed_by_step("step"):
+            plans.setdefault(step, plan)
+    return dict(sorted(plans.items()))
 
 
 def _text(value):

@@ -8,7 +8,9 @@ FORMULAS = {
         " / runtime; parallel efficiency = load balance \u00d7 communication efficiency = mean"
         " useful / runtime. Useful: model arithmetic, indexing, budget tuning, recomputation and"
         " optimizer, without waits and transfers. Runtime: wall time with at least one rank inside"
-        " a training step."
+        " a training step. Where the number of ranks changed, each of the three is a quotient of"
+        " rank-seconds: useful, ranks \u00d7 max useful and ranks \u00d7 runtime, summed over the"
+        " starts; a rank's row is about the steps that it ran."
     ),
     "ring": (
         "worker imbalance = max / mean of computation time over the context-parallel workers at a"
@@ -41,7 +43,7 @@ FORMULAS = {
         " same with A_i, the sum of squared segment lengths; pr = sum (t_max - t_i) / (t_max B)"
         " with t_i the tokens of pack i and t_max its capacity; cr = tokens in micro-batches that"
         " several ranks share (sp \u00d7 cp > 1) / tokens; ave_t = tokens / (steps N). Means over"
-        " steps."
+        " steps, each on the mesh of its plan."
     ),
     "step": (
         "imbalance = max T_i / mean T_i over the micro-batches of a step, T_i averaged over the"
@@ -143,12 +145,19 @@ def padding_ratio(pack_tokens, capacity):
 def pop(useful, runtime):
     """(load balance, communication efficiency, parallel efficiency) from useful seconds per rank
     and the run time."""
-    useful = np.asarray(useful, dtype=float)
-    most = useful.max() if useful.size else 0.0
-    if most <= 0 or runtime <= 0:
+    return pop_of_worlds([(useful, runtime)])
+
+
+def pop_of_worlds(worlds):
+    """The same of [(useful seconds per rank, run time)] of steps that ran on different ranks: means,
+    maxima and run times weigh as many rank-seconds as they stand for."""
+    worlds = [(np.asarray(useful, dtype=float), runtime) for useful, runtime in worlds]
+    useful = sum(float(seconds.sum()) for seconds, _ in worlds)
+    most = sum(len(seconds) * float(seconds.max(initial=0)) for seconds, _ in worlds)
+    whole = sum(len(seconds) * runtime for seconds, runtime in worlds)
+    if most <= 0 or whole <= 0:
         return 1.0, 1.0, 1.0
-    balance, communication = float(useful.mean() / most), float(most / runtime)
-    return balance, communication, balance * communication
+    return useful / most, most / whole, useful / whole
 
 
 def _begin_order(begin, end):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from load import code
+from starts import session_of_rank
 
 USEFUL_OPS = ("forward", "backward", "backward_input", "backward_weight")
 BUSY_OPS = ("forward", "recompute", "backward", "backward_input", "backward_weight")
@@ -40,26 +41,38 @@ def ops_of(events):
     ]
 
 
-def compare(run):
-    """None where no step has predicted ops on every rank that recorded ops."""
-    ranks, both = {}, None
+def _both_sides(run):
+    """Step -> (its session, rank -> (predicted, measured ops)) of the steps that have predicted ops
+    on every rank that recorded ops in the session."""
+    sessions = defaultdict(dict)
     for rank, trace in run.traces.items():
-        measured, predicted = ops_of(trace.events), trace.predicted
-        if not len(measured):
-            continue
-        steps = np.intersect1d(measured["step"][measured["step"] >= 0], predicted["step"])
-        both = steps if both is None else np.intersect1d(both, steps)
-        ranks[rank] = (measured, predicted)
-    if both is None or not len(both):
+        measured = ops_of(trace.events)
+        for i, session in enumerate(trace.sessions):
+            mine = measured[(measured["session"] == i) & (measured["step"] >= 0)]
+            if len(mine):
+                sessions[session.number][rank] = (trace.predicted, mine)
+    found = {}
+    for number, ranks in sessions.items():
+        steps = [
+            np.intersect1d(predicted["step"], mine["step"]) for predicted, mine in ranks.values()
+        ]
+        for step in sorted(set(steps[0].tolist()).intersection(*map(np.ndarray.tolist, steps[1:]))):
+            found[step] = number, {
+                rank: tuple(side[side["step"] == step] for side in sides)
+                for rank, sides in ranks.items()
+            }
+    return dict(sorted(found.items()))
+
+
+def compare(run):
+    """None where no step has both sides."""
+    both = _both_sides(run)
+    if not both:
         return None
-    p = Prediction([int(s) for s in both])
+    p = Prediction(list(both))
     spans, useful, walls = np.zeros((2, len(both))), np.zeros(2), np.zeros(2)
     totals, members = defaultdict(lambda: np.zeros(2)), defaultdict(int)
-    for i, step in enumerate(p.steps):
-        chosen = {
-            rank: (predicted[predicted["step"] == step], measured[measured["step"] == step])
-            for rank, (measured, predicted) in ranks.items()
-        }
+    for i, (step, (number, chosen)) in enumerate(both.items()):
         begin = min(m["begin_s"].min() for _, m in chosen.values())
         spans[:, i] = (
             max(q["end_s"].max() for q, _ in chosen.values()),
@@ -67,7 +80,7 @@ def compare(run):
         )
         lanes = p.lanes[step] = {}
         for rank, sides in chosen.items():
-            at = run.traces[rank].last.at
+            at = session_of_rank(run.traces[rank], number).at
             stage = at.get("pp", 0)
             members[stage] += 1
             lanes.setdefault((at.get("dp", 0), stage), sides)

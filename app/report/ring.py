@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 
 import metrics
-from load import code
+from load import code, step_plans
 
 FIELDS = ("step", "micro_batch", "chunk", "layer", "outer", "inner", "kind")
 DIRECTIONS = {"attention_forward": "forward", "attention_backward": "backward"}
@@ -84,8 +84,7 @@ def _joined(traces):
     place in its list) -> what the ranks of one ring have in common.  Heads are shared by
     adjacent ranks of a group, a ring goes round the others."""
     rings = {}
-    plans = next((p for p in (traces[r].executed("step") for r in sorted(traces)) if p), [])
-    for plan in plans:
+    for step, plan in step_plans(traces).items():
         own_sp = plan.get("mesh", {}).get("sp", 1)
         for dp, lane in enumerate(plan.get("lanes", [])):
             for place, number in enumerate(lane["micro_batches"]):
@@ -94,7 +93,7 @@ def _joined(traces):
                     # Plans state no split where all ranks of a group share heads.
                     heads = m.get("split", [m["ranks"]])[0] // own_sp
                     ring = (m["first"], number, (dp - m["first"]) % heads)
-                    rings[plan["step"], dp, place] = ring
+                    rings[step, dp, place] = ring
     return rings
 
 

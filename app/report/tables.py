@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import metrics
+import starts
 from analysis import CATEGORIES, HEAD_PATTERNS
 from load import COORDINATES
 from output import writing
@@ -54,12 +55,16 @@ def ranks(a):
 
 
 def pop(a):
-    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
-    rows = []
-    for r, rank in enumerate(a.ranks):
-        useful = float(np.nansum(a.useful[r, shown]))
-        others = useful / max(float(np.max(np.nansum(a.useful[:, shown], axis=1))), 1e-300)
-        rows.append([rank, useful, others, useful / a.runtime if a.runtime > 0 else 1.0])
+    useful, most, runtime = np.zeros((3, len(a.ranks)))
+    for world in a.worlds:
+        mine = starts.useful_by_rank(a, world)
+        useful[world.members] += mine
+        most[world.members] += mine.max(initial=0)
+        runtime[world.members] += world.runtime
+    rows = [
+        [rank, float(u), float(u / max(m, 1e-300)), float(u / t) if t > 0 else 1.0]
+        for rank, u, m, t in zip(a.ranks, useful, most, runtime)
+    ]
     rows.append(["all: load balance", "", a.pop[0], ""])
     rows.append(["all: communication efficiency", "", "", a.pop[1]])
     rows.append(["all: parallel efficiency", "", "", a.pop[2]])
@@ -74,23 +79,26 @@ def pop(a):
 
 
 def split(a):
-    used = [c for c, name in enumerate(CATEGORIES) if np.nansum(a.split[..., c]) > 0]
+    names = list(CATEGORIES)
+    used, apart = (
+        [c for c in range(len(names)) if table[..., c].any()] for table in (a.split, a.between)
+    )
     rows = []
     for r, rank in enumerate(a.ranks):
         here = ~np.isnan(a.step_seconds[r])
-        mean = a.split[r, here].mean(axis=0) if here.any() else np.zeros(len(CATEGORIES))
-        rows.append([rank] + [float(mean[c]) * 1e3 for c in used] + [float(mean.sum()) * 1e3])
-    names = list(CATEGORIES)
+        mean, between = (
+            1e3 * (table[r, here].mean(axis=0) if here.any() else np.zeros(len(names)))
+            for table in (a.split, a.between)
+        )
+        rows.append([rank, *mean[used].tolist(), float(mean.sum()), *between[apart].tolist()])
     return Table(
         "split",
         "Step-time split, mean over steps",
-        ["rank"] + [f"{names[c]} (ms)" for c in used] + ["sum (ms)"],
+        ["rank"]
+        + [f"{names[c]} (ms)" for c in used]
+        + ["sum (ms)"]
+        + [f"{names[c]}, between steps (ms)" for c in apart],
         rows,
-        (
-            "Exclusive time: every moment of a rank counts for the innermost region around it; idle"
-            " is step time outside all regions."
-        ),
-        ("",) + (".2f",) * (len(used) + 1),
     )
 
 

@@ -2,7 +2,8 @@
 import numpy as np
 
 import metrics
-from analysis import CATEGORIES, SCHEDULE_OPS, category_of_kind, nesting
+from analysis import CATEGORIES, category_of_kind, nesting
+from batches import SCHEDULE_OPS
 from load import BESIDE, KINDS, code
 from plot import of_ranks, some, stepped
 from style import CATEGORY_COLOURS, INK, seconds_unit

@@ -5,6 +5,7 @@ import numpy as np
 
 import advice
 import simulator
+import starts
 from analysis import CATEGORIES, mean_step_seconds
 from style import bytes_unit, number_ranges, seconds_unit
 
@@ -17,10 +18,11 @@ LOSSES = {
     "host copies": "waiting for copies to and from host memory",
     "gradient reduction": "reducing gradients, the wait for the slowest rank included",
     "data": "reading data",
+    "checkpoint": "checkpoints",
+    "validation": "validation",
     "other": "regions that this report does not know",
     "idle": "idle time",
 }
-BETWEEN = {"checkpoint": "checkpoints", "validation": "validation"}  # steps
 SLOW, IDLE = 1.1, 0.5  # useful time over the mean
 MOST_SHOWN = 4
 WRONG_CLOCK = 1.3  # simulated and measured step differ by more
@@ -35,19 +37,20 @@ class Verdict:
 
 
 def shares(a):
-    """Category -> its part of the ranks' time inside steps."""
-    shown = a.complete if a.complete.any() else np.ones(len(a.steps), bool)
-    seconds = np.nansum(a.split[:, shown], axis=(0, 1)) if a.split.size else np.zeros(0)
-    parts = dict(zip(CATEGORIES, seconds.tolist()))
-    total = sum(value for name, value in parts.items() if name not in BETWEEN)
-    return {name: value / total for name, value in parts.items()} if total > 0 else {}
+    """Of what lies inside steps, and of what lies between them: category -> its seconds over the
+    ranks' time inside steps."""
+    inside, between = (t[:, a.shown].sum(axis=(0, 1)) for t in (a.split, a.between))
+    total = inside.sum()
+    if total <= 0:
+        return {}, {}
+    return tuple(dict(zip(CATEGORIES, (s / total).tolist())) for s in (inside, between))
 
 
 def judge(a, program):
     """The verdict on an analysed run; `program`: ballast, or None."""
-    parts = shares(a)
+    parts, between = shares(a)
     losses = {name: parts[name] for name in LOSSES if parts.get(name, 0) > 0}
-    verdict = Verdict(_headline(a, parts, losses), _ranks(a))
+    verdict = Verdict(_headline(a, parts, between, losses), _ranks(a))
     verdict.changes = advice.candidates(a, losses)
     if not verdict.changes:
         verdict.simulator = "No key of the deck is known to mend what is left."
@@ -61,8 +64,8 @@ def judge(a, program):
     return verdict
 
 
-def _headline(a, parts, losses):
-    steps = int(a.complete.sum()) if a.complete.any() else len(a.steps)
+def _headline(a, parts, between, losses):
+    steps = int(a.shown.sum())
     arithmetic = sum(parts.get(name, 0) for name in ARITHMETIC)
     text = (
         f"A step takes {duration(mean_step_seconds(a))} on its slowest rank (mean of {steps});"
@@ -73,34 +76,34 @@ def _headline(a, parts, losses):
     worst = sorted(losses.items(), key=lambda item: -item[1])[:3]
     worst = [f"{LOSSES[name]} {percent(share)}" for name, share in worst if share > 0.005]
     text += f". The rest: {', '.join(worst)}." if worst else ", and nothing else to speak of."
-    between = [f"{BETWEEN[n]} {percent(parts[n])}" for n in BETWEEN if parts.get(n, 0) > 0.005]
-    return text + (f" Between steps, on top of that: {', '.join(between)}." if between else "")
+    on_top = [f"{LOSSES[n]} {percent(between[n])}" for n in LOSSES if between.get(n, 0) > 0.005]
+    return text + (f" Between steps, on top of that: {', '.join(on_top)}." if on_top else "")
 
 
 def _ranks(a):
-    """Sentences on ranks that do more or less than the others."""
-    useful = np.nansum(a.useful, axis=1)
-    mean = useful.mean() if useful.size else 0
-    if len(a.ranks) < 2 or mean <= 0:
+    """Sentences on ranks that do more or less than the others of the same steps."""
+    useful, expected = starts.expected_useful(a)
+    here = expected > 0  # the others ran no step that is shown
+    if here.sum() < 2:
         return []
-    told, ranks = [], np.array(a.ranks)
-    idle, none = ranks[(useful < IDLE * mean) & (useful > 0)], ranks[useful <= 0]
-    slow = ranks[useful > SLOW * mean]
+    told, ranks, share = [], np.array(a.ranks)[here], (useful[here] / expected[here])
+    worked = np.nansum(a.worked[:, a.shown], axis=1)[here]
+    empty = (worked <= 0) & worked.any()
+    idle, none, slow = ranks[(share < IDLE) & ~empty], ranks[empty], ranks[share > SLOW]
     if len(none):
         told.append(f"{_called(none)} computed nothing: the plan gives them no micro-batch.")
     if len(idle):
         told.append(f"{_called(idle)} computed less than half of the mean.")
     if len(slow):
-        most = useful.max() / mean
         told.append(
             f"{_called(slow)} computed more than {100 * (SLOW - 1):.0f} % above the mean, at most"
-            f" {100 * (most - 1):.0f} % (rank {a.ranks[int(useful.argmax())]}){_persistence(a)}."
+            f" {100 * (share.max() - 1):.0f} % (rank {ranks[share.argmax()]}){_persistence(a)}."
         )
     if not told:
         told.append(
             f"All ranks computed alike: load balance {a.pop[0]:.3f} (mean / max of useful time)."
         )
-    if cause := _coordinate(a, useful):
+    if cause := _coordinate(a):
         told.append(cause)
     return told
 
@@ -124,15 +127,21 @@ def _persistence(a):
     return "; the slowest rank changes from step to step, as batches do"
 
 
-def _coordinate(a, useful):
-    """The mesh coordinate that explains most of the difference between ranks."""
-    if useful.max() < 1.05 * useful.mean():
+def _coordinate(a):
+    """The mesh coordinate that explains most of the difference between ranks, over the steps on the
+    newest mesh: a rank had other coordinates on another."""
+    newest = a.run.first_trace.last
+    steps = [s for s in np.flatnonzero(a.shown) if _mesh(a, s) == newest.mesh]
+    traces = [a.run.traces[rank] for rank in a.ranks]
+    here = np.array([trace.last.number == newest.number for trace in traces])
+    useful = np.nansum(a.useful[np.ix_(here, steps)], axis=1)
+    if not len(steps) or useful.max() < 1.05 * useful.mean():
         return ""
     best = ("", 0.0)
-    for key, degree in a.run.first_trace.last.mesh.items():
-        if degree < 2 or degree == len(a.ranks):
+    for key, degree in newest.mesh.items():
+        if degree < 2 or degree == len(useful):
             continue
-        at = np.array([a.run.traces[rank].last.at.get(key, 0) for rank in a.ranks])
+        at = np.array([trace.last.at.get(key, 0) for trace, mine in zip(traces, here) if mine])
         means = np.array([useful[at == value].mean() for value in np.unique(at)])
         counts = np.array([(at == value).sum() for value in np.unique(at)])
         share = (counts * (means - useful.mean()) ** 2).sum() / (
@@ -142,6 +151,10 @@ def _coordinate(a, useful):
     if best[1] < 0.6:
         return ""
     return f"The difference follows {best[0]}: it explains {percent(best[1])} of it."
+
+
+def _mesh(a, s):
+    return starts.session_of_step(a, a.steps[s]).mesh
 
 
 def _ask(a, verdict, program):

@@ -83,6 +83,30 @@ class KnownNumbers(RunTest):
         with open(report / "steps.csv", newline="") as file:
             self.assertEqual([float(r["loss"]) for r in csv.DictReader(file)], [3, 2])
 
+    def test_what_lies_between_steps_stands_apart(self):
+        """A step of 10 s, then 1 s of validation and a checkpoint of 2 s with a gather in it."""
+        r = Rank(0, 1)
+        r.event("step", 0, 10, step=0)
+        r.event("forward", 0, 7, step=0, mb=0)
+        r.event("parameter_gather", 9, 10, step=0)
+        r.event("validation", 10, 11, step=0)
+        r.event("checkpoint", 11, 13, step=0)
+        r.event("parameter_gather", 12, 12.5, step=0)
+        run = synthetic.write(self.folder / "r", [r])
+        self.report(run)
+        m = self.metrics(run / "report")
+        inside = {"rest of forward and backward": 7, "gradient reduction": 1, "idle": 2}
+        self.assertEqual(m["step_split_s"], inside)
+        between = {"gradient reduction": 0.5, "checkpoint": 1.5, "validation": 1}
+        self.assertEqual(m["between_steps_s"], between)
+        self.assertIn("wait for the slowest rank included 10 %", m["verdict"]["headline"])
+        self.assertIn("checkpoints 15 %, validation 10 %", m["verdict"]["headline"])
+        with open(run / "report" / "split.csv", newline="") as file:
+            (row,) = csv.DictReader(file)
+        self.assertEqual(float(row["sum (ms)"]), 10000)
+        self.assertEqual(float(row["checkpoint, between steps (ms)"]), 1500)
+        self.assertNotIn("checkpoint (ms)", row)
+
     def test_regions_that_rank_0_never_enters(self):
         run = known_run(self.folder / "known")
         self.report(run)
@@ -269,6 +293,34 @@ class KnownNumbers(RunTest):
         run = synthetic.write(self.folder / "r", [r])
         self.report(run)
         self.assertAlmostEqual(self.metrics(run / "report")["bubble_ratio"], 1 - 5 / 6)
+
+    def test_a_joined_micro_batch_counts_once_in_the_imbalance(self):
+        """Two ranks share the first micro-batch; each has one of its own beside it."""
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        plan = synthetic.batch_plan((0, 2, [60]), (0, 1, [10]), (1, 1, [20]))
+        plan["lanes"] = [{"micro_batches": [1, 0]}, {"micro_batches": [0, 2]}]
+        for r, times in zip(ranks, ([1.0, 5.0], [7.0, 3.0])):
+            r.event("step", 0, 11, step=0)
+            at = 0
+            for place, seconds in enumerate(times):
+                r.event("forward", at, at + seconds, step=0, mb=place)
+                at += seconds
+            r.plan("step", 1, 0, plan)
+        run = synthetic.write(self.folder / "r", ranks)
+        self.report(run, draw=False)
+        mean = ((5 + 7) / 2 + 1 + 3) / 3
+        self.assertAlmostEqual(self.metrics(run / "report")["imbalance"], 6 / mean)
+
+    def test_padding_of_chunks_is_against_their_length(self):
+        """Chunks of 300 tokens, in packs of 4096 as the deck has them for other methods."""
+        deck = synthetic.DECK.replace('"packed"', '"chunkflow"') + "[chunk]\ntokens = 300\n"
+        r = Rank(0, 1, deck=deck)
+        r.event("step", 0, 10, step=0)
+        plan = synthetic.batch_plan((0, 1, [300]), (0, 1, [120]), (0, 1, [100, 80, 90]))
+        r.plan("step", 1, 0, plan)
+        run = synthetic.write(self.folder / "r", [r], deck=deck)
+        self.report(run, draw=False)
+        self.assertAlmostEqual(self.metrics(run / "report")["pr"], (0 + 0.6 + 0.1) / 3)
 
     def test_micro_batch_imbalance_over_data_parallel_ranks(self):
         ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]

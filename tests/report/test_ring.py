@@ -29,7 +29,7 @@ def run(plan, rows_by_dp):
     """rank -> trace of dp ranks alone, the plan in the first."""
     return {
         dp: types.SimpleNamespace(
-            executed=lambda kind, mine=[plan] if dp == 0 else []: mine,
+            executed_by_step=lambda kind, mine=[(1, plan)] if dp == 0 else []: mine,
             sessions=[types.SimpleNamespace(number=0, at={"dp": dp})],
             events=events(rows),
         )

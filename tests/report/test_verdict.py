@@ -55,6 +55,23 @@ class Verdict(support.RunTest):
         self.assertLess(body.index("computed nothing"), body.index('class="tiles"'))
         self.assertIn("<code>batching.method=balanced</code>", body)
 
+    def test_a_rank_that_only_updates_computed_nothing(self):
+        """Four replicas and one micro-batch: every rank sets targets and updates its share."""
+        deck = DECK + "[dst]\nenabled = true\n"
+        ranks = [Rank(r, 4, {"dp": 4}, {"dp": r}, deck=deck) for r in range(4)]
+        for r in ranks:
+            r.event("step", 0, 10, step=0)
+            r.event("tuning", 0, 0.1, step=0)
+            if r.rank == 0:
+                r.event("forward", 1, 6, step=0, mb=0)
+            r.event("optimizer", 8, 9, step=0)
+        run = synthetic.write(self.folder / "run", ranks, deck=deck)
+        found = self.verdict(run)
+        self.assertIn("Ranks 1-3 computed nothing", found["ranks"][0])
+        self.assertNotIn("less than half", " ".join(found["ranks"]))
+        settings = [c["settings"] for c in found["changes"]]
+        self.assertIn({"batching.micro_batch_tokens": 2048}, settings)
+
     def test_gains_are_the_simulators(self):
         program = self.folder / "ballast"
         program.write_text(SIMULATOR)

@@ -1,0 +1,100 @@
+"""Which ranks ran a step, and on which mesh: a run may be continued on another number of ranks, and
+its steps are then of several worlds."""
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+import metrics
+from style import number_ranges
+
+
+@dataclass
+class World:
+    """The shown steps that ran on the same ranks."""
+
+    ranks: int  # of the run, those without a trace included
+    members: np.ndarray  # places in Analysis.ranks
+    steps: np.ndarray  # places in Analysis.steps
+    runtime: float  # seconds with at least one rank inside a step
+
+
+def session_of_rank(trace, number):
+    """The rank's part of the run's session of this number; its newest where it has none."""
+    return next((s for s in reversed(trace.sessions) if s.number == number), trace.last)
+
+
+def session_numbers(a, steps):
+    """Numbers of the sessions that ran these steps; the newest where none is known."""
+    numbers = np.full(len(steps), a.run.first_trace.last.number)
+    known = np.isin(steps, a.steps)
+    numbers[known] = a.session[np.searchsorted(a.steps, np.asarray(steps)[known])]
+    return numbers
+
+
+def session_of_step(a, step):
+    """The session that ran a step, as its lowest rank has it."""
+    (number,) = session_numbers(a, [step])
+    for rank in a.ranks:
+        session = session_of_rank(a.run.traces[rank], number)
+        if session.number == number:
+            return session
+    return a.run.first_trace.last
+
+
+def members(a):
+    """[rank, step] whether the rank took part in the session that ran the step."""
+    numbers = [{s.number for s in a.run.traces[rank].sessions} for rank in a.ranks]
+    part = [np.isin(a.session, list(mine)) for mine in numbers]
+    return np.array(part).reshape(len(a.ranks), len(a.steps))
+
+
+def worlds(a, windows):
+    """The worlds of the shown steps; `windows`: (session, place of the step) -> [(begin, end)]."""
+    found = defaultdict(list)
+    for s in np.flatnonzero(a.shown):
+        ranks = session_of_step(a, a.steps[s]).ranks
+        found[ranks, tuple(np.flatnonzero(a.members[:, s]))].append(s)
+    result = []
+    for (ranks, who), steps in found.items():
+        per_session = defaultdict(list)  # clocks of sessions have nothing to do with one another
+        for s in steps:
+            per_session[a.session[s]] += windows[a.session[s], s]
+        runtime = sum(metrics.union_seconds(*np.array(w).T) for w in per_session.values())
+        result.append(World(ranks, np.array(who, int), np.array(steps, int), runtime))
+    return result
+
+
+def useful_by_rank(a, world):
+    """Useful seconds of its ranks over its steps."""
+    return np.nansum(a.useful[np.ix_(world.members, world.steps)], axis=1)
+
+
+def rank_seconds(a):
+    """Of all ranks of the run, over the shown steps."""
+    return sum(w.ranks * w.runtime for w in a.worlds)
+
+
+def expected_useful(a):
+    """Useful seconds of every rank, and what the mean rank of the same steps has of them."""
+    useful, expected = np.zeros((2, len(a.ranks)))
+    for world in a.worlds:
+        mine = useful_by_rank(a, world)
+        useful[world.members] += mine
+        expected[world.members] += mine.mean()
+    return useful, expected
+
+
+def note(a):
+    """Which steps ran on how many ranks, where that differs."""
+    by_ranks = defaultdict(list)
+    for world in a.worlds:
+        by_ranks[world.ranks] += a.steps[world.steps].tolist()
+    if len(by_ranks) < 2:
+        return
+    parts = sorted((min(steps), number_ranges(sorted(steps)), n) for n, steps in by_ranks.items())
+    text = ", ".join(f"{steps} on {n}" for _, steps, n in parts)
+    a.run.notes.append(
+        f"the number of ranks changed (steps {text} ranks): every step is judged by the ranks that"
+        " ran it"
+    )
