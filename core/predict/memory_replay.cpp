@@ -495,10 +495,9 @@ class Replay {
     alike(m, true, [&] { attention_backward_once(m, layer); });
   }
 
-  /// Tokens of what goes out to all ranks or comes from them.  Where they are uneven, blocks of
-  /// those with fewer do not serve for a whole sequence, so that they hold more buffers.
-  static std::int64_t exchanged(const RankMicroBatch& m) {
-    return m.shard_tokens / m.split.sp * m.split.sp;
+  /// Tokens of what goes out to all ranks or comes from them, a block of the rank's own for each.
+  std::int64_t exchanged(const RankMicroBatch& m) const {
+    return (m.shard_tokens + (work_->fewest ? 0 : m.split.sp - 1)) / m.split.sp * m.split.sp;
   }
   void attention_forward_once(const RankMicroBatch& m, int layer) {
     if (m.split.sp == 1) return ring_forward(m, layer);

@@ -91,6 +91,12 @@ std::size_t computation_after(const std::vector<TimedOp>& ops, std::size_t at, d
 
 }  // namespace
 
+bool StageWork::uneven() const {
+  return std::any_of(list.begin(), list.end(), [](const RankMicroBatch& m) {
+    return m.shard_tokens % std::max(1, m.split.sp) != 0;
+  });
+}
+
 std::int64_t window_chunks(const RankMicroBatch& m, std::int64_t window_tokens) {
   return std::max<std::int64_t>(1, window_tokens / std::max<std::int64_t>(1, m.chunk_tokens));
 }

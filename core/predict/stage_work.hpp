@@ -47,6 +47,9 @@ struct StageWork {
   /// ops.size() where none is.  Empty: there are neither.
   std::vector<std::size_t> given_back{};
   bool meets_in_backward = true;  ///< StepPlan::meets_in_backward
+  bool fewest = false;  ///< as ranks with the fewest tokens of a Ulysses group have its blocks
+  /// Whether the ranks of a Ulysses group have unlike numbers of tokens.
+  bool uneven() const;
   bool operator==(const StageWork&) const = default;
 };
 

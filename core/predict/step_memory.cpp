@@ -94,10 +94,24 @@ std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOp
     const std::vector<StageWork> step =
         lane_work(plan, static_cast<int>(d), stages.front().index_rules());
     const std::vector<StageWork> before = evaluation_work(options, d);
-    for (std::size_t s = 0; s < stages.size(); ++s)
-      peaks[s].take_larger(replay_memory(stages[s], step.at(s), before.at(s)));
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      StageWork work = step.at(s);
+      peaks[s].take_larger(replay_memory(stages[s], work, before.at(s)));
+      work.fewest = true;
+      if (work.uneven()) peaks[s].take_larger(replay_memory(stages[s], work, before.at(s)));
+    }
   }
   return peaks;
+}
+
+MemoryEstimate replay_ranks(const StageMemory& stage, std::vector<StageWork> steps,
+                            const StageWork& evaluation, std::int64_t evaluates) {
+  MemoryEstimate most = replay_run(stage, steps, evaluation, evaluates);
+  if (std::none_of(steps.begin(), steps.end(), [](const StageWork& w) { return w.uneven(); }))
+    return most;
+  for (StageWork& step : steps) step.fewest = true;
+  most.take_peaks(replay_run(stage, steps, evaluation, evaluates));
+  return most;
 }
 
 std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
@@ -123,7 +137,7 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
       if (!seen.emplace(std::move(shards), shares).second) continue;
       for (std::size_t s = 0; s < stages.size(); ++s)
         for (const StageMemory& of_rank : ranks_of(stages[s], shares[s]))
-          peaks[s].take_peaks(replay_run(of_rank, work[s], evaluation.at(s), evaluates));
+          peaks[s].take_peaks(replay_ranks(of_rank, work[s], evaluation.at(s), evaluates));
     }
   }
   return peaks;

@@ -13,6 +13,12 @@ namespace ballast {
 /// over a run's steps; lanes alike are replayed once.  Empty without SimulationOptions::memory.
 std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOptions& options);
 
+/// replay_run of a rank with the most tokens of its Ulysses group and, where these are uneven, of
+/// one with the fewest.  Either may hold more: a buffer serves for what is as large or smaller, and
+/// blocks of the one are larger than a whole sequence, of the other smaller.
+MemoryEstimate replay_ranks(const StageMemory& stage, std::vector<StageWork> steps,
+                            const StageWork& evaluation = {}, std::int64_t evaluates = 0);
+
 /// [stage] The largest peaks of all lanes over all steps of a run, from its first one on (what
 /// train measures, whose first steps hold pools that have not grown yet).  An evaluation follows
 /// each step whose number `evaluates` divides.

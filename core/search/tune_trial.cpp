@@ -13,6 +13,7 @@
 #include "core/config/step_options.hpp"
 #include "core/plan/plan_step.hpp"
 #include "core/predict/memory_replay.hpp"
+#include "core/predict/step_memory.hpp"
 
 namespace ballast {
 namespace {
@@ -188,7 +189,7 @@ Trial TuneTrials::in_turn(Trial trial) {
       for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
     }
     for (const std::size_t s : heavy_stages(stages))
-      trial.bytes = std::max(trial.bytes, replay_run(stages[s], work[s]).total());
+      trial.bytes = std::max(trial.bytes, replay_ranks(stages[s], std::move(work[s])).total());
   }
   const double limit = input_.limits.memory_bytes;
   if (limit > 0 && static_cast<double>(trial.bytes) > limit) trial.state = TrialState::over_memory;
