@@ -41,9 +41,13 @@ ballast_setup() {
 # status.
 ballast_train() {
   local run=$1 restarts=${SLURM_RESTART_COUNT:-0} resume=() srun_pid status=0 state
+  # One element of an array has the array's own number as its SLURM_JOB_ID, and scontrol takes that
+  # number for all elements; ARRAY_ELEMENT means one.
+  local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+  job=${job:-$SLURM_JOB_ID}
   shift
   if [ "$restarts" -gt 0 ] || [ "${BALLAST_RESUME:-0}" = 1 ]; then resume=(-r latest); fi
-  echo "# job ${SLURM_JOB_ID} start $((restarts + 1)) on ${SLURM_JOB_NODELIST:-?}:" \
+  echo "# job $job start $((restarts + 1)) on ${SLURM_JOB_NODELIST:-?}:" \
     "ballast train $* -d $run ${resume[*]}"
   # Ranks leave together; --wait ends one that stands still after MPI's end, which no rank sees.
   # shellcheck disable=SC2086
@@ -62,16 +66,16 @@ ballast_train() {
   trap - USR1 TERM
   if [ "$status" = 75 ]; then
     # A job that is being cancelled must stay cancelled.
-    state=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null |
+    state=$(scontrol show job "$job" 2>/dev/null |
       sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | head -n 1)
     if [ "$state" != RUNNING ]; then
-      echo "# job $SLURM_JOB_ID is $state: not requeued;" \
+      echo "# job $job is $state: not requeued;" \
         "continue with BALLAST_RESUME=1 BALLAST_RUN=$run"
     elif [ "$restarts" -ge "${BALLAST_MAX_RESTARTS:-50}" ]; then
-      echo "# job $SLURM_JOB_ID was restarted $restarts times (BALLAST_MAX_RESTARTS): not requeued"
+      echo "# job $job was restarted $restarts times (BALLAST_MAX_RESTARTS): not requeued"
     else
-      echo "# job $SLURM_JOB_ID stopped early with a checkpoint: requeued"
-      scontrol requeue "$SLURM_JOB_ID"
+      echo "# job $job stopped early with a checkpoint: requeued"
+      scontrol requeue "$job"
     fi
   fi
   exit "$status"

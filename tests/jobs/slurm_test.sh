@@ -2,7 +2,8 @@
 # Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning
 # signal stops the run with a checkpoint, the job is requeued, the restart finishes it and the log
 # continues; a cancelled job stays cancelled; a rank that stands still after MPI's end is ended
-# (with BALLAST_FAULTS, the library of tests/campaign); jobs/sweep.sbatch runs its elements.
+# (with BALLAST_FAULTS, the library of tests/campaign); jobs/sweep.sbatch runs its elements, and
+# requeues one of them alone.
 # Exits 77 (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and
 # slurmd.
 set -euo pipefail
@@ -195,3 +196,22 @@ element_done() { reached "$folder/area/runs/$1-$job/log.txt" 3; }
 wait_for 90 element_done one || fail "element 0 of sweep $job did not run"
 wait_for 90 element_done two || fail "element 1 of sweep $job did not run"
 echo "sweep: both elements of job $job ran"
+
+# The element that starts last bears the number of the array itself; stopping it leaves the other
+# at work.
+job=$(submit --array=0-1 "$root/jobs/sweep.sbatch" one.toml two.toml run.steps=1000000)
+for deck in one two; do
+  wait_for 60 reached "$folder/area/runs/$deck-$job/log.txt" 3 || fail "$deck of sweep $job waits"
+done
+last=$(scontrol --oneliner show job "$job" |
+  sed -n "s/^JobId=$job .*ArrayTaskId=\([0-9]*\) .*/\1/p") other=0
+[ -n "$last" ] || fail "no element of sweep $job has its number"
+[ "$last" != 0 ] || other=1
+scancel --batch --signal=USR1 "${job}_$last"
+element_requeued() { requeued "${job}_$last"; }
+wait_for 60 element_requeued || fail "element $last of $job is $(state "${job}_$last")"
+sleep 1
+is "${job}_$other" RUNNING || fail "element $other of $job is $(state "${job}_$other")"
+[ "$(field "${job}_$other" Restarts)" = 0 ] || fail "element $other of $job was restarted as well"
+scancel "$job"
+echo "sweep: element $last of job $job was requeued, element $other went on"
