@@ -121,6 +121,58 @@ for script in train sweep report; do
     "$root/jobs/$script.sbatch"
 done
 
+# The batch scripts with stand-ins for Slurm: srun writes down how it was called and leaves with
+# SRUN_STATUS; scontrol knows of one running job, started as SLURM_COMMAND.
+mkdir "$folder/slurm" "$folder/area"
+cat >"$folder/slurm/srun" <<'STAND_IN'
+#!/bin/sh
+trap '' USR1
+printf ' %s' srun "$@" >>"$CALLS"
+echo >>"$CALLS"
+[ -z "$SRUN_WARNS" ] || kill -USR1 "$PPID"
+exit "${SRUN_STATUS:-0}"
+STAND_IN
+cat >"$folder/slurm/scontrol" <<'STAND_IN'
+#!/bin/sh
+echo "scontrol $*" >>"$CALLS"
+[ "$1" != show ] || printf '   JobState=RUNNING\n   Command=%s\n' "$SLURM_COMMAND"
+STAND_IN
+printf '#!/bin/sh\necho "ballast-report $*"\n' >"$folder/slurm/ballast-report"
+printf '#!/bin/sh\n' >"$folder/slurm/ballast"
+chmod +x "$folder"/slurm/*
+# batch [NAME=VALUE...] SCRIPT ARGUMENT...: SCRIPT as Slurm would start it, in a folder of its own.
+batch() {
+  (
+    rm -f "$folder/calls"
+    cd "$folder/area"
+    env PATH="$folder/slurm:$PATH" CALLS="$folder/calls" BALLAST_ROOT="$root" \
+      BALLAST_PROGRAM="$folder/slurm/ballast" SLURM_JOB_ID=7 SLURM_SUBMIT_DIR="$folder/area" \
+      BALLAST_PROFILE= SLURM_RESTART_COUNT=0 "$@"
+  )
+}
+called() { cat "$folder/calls"; }
+train=$root/jobs/train.sbatch
+
+check "train.sbatch starts the ranks" 0 '' batch "$train" a.toml run.steps=3
+check "  with the deck and a run folder" 0 \
+  "ballast train a.toml run.steps=3 -d $folder/area/runs/a-7\$" called
+# The signal ends the script's wait, and srun leaves before the script looks again.
+printf 'kill() { builtin kill "$@" && sleep 0.3; }\n' >"$folder/late.sh"
+check "train.sbatch has srun's status where a signal comes as it leaves" 75 'requeued' \
+  batch BALLAST_PROFILE="$folder/late.sh" SRUN_WARNS=1 SRUN_STATUS=75 "$train" a.toml
+check "  and requeues the job" 0 '^scontrol requeue 7$' called
+printf 'kill -USR1 $$\n' >"$folder/slow.sh"
+check "train.sbatch takes a warning while the profile is loaded" 75 'before its start: requeued' \
+  batch BALLAST_PROFILE="$folder/slow.sh" "$train" a.toml
+check "  starts no ranks" 1 '' grep -q srun "$folder/calls"
+check "  requeues the job" 0 '^scontrol requeue 7$' called
+check "train.sbatch finds BALLAST_PROGRAM on PATH" 0 '' batch BALLAST_PROGRAM=ballast "$train" a.toml
+check "  and starts that" 0 "$folder/slurm/ballast train a.toml" called
+check "report.sbatch finds BALLAST_PROGRAM on PATH" 0 '^ballast-report runs/a$' \
+  batch BALLAST_PROGRAM=ballast "$root/jobs/report.sbatch" runs/a
+check "train.sbatch names a program that is nowhere" 1 "no program 'no-such-ballast'" \
+  batch BALLAST_PROGRAM=no-such-ballast "$train" a.toml
+
 # The version is that of the newest tag, else a stated one.
 mkdir -p "$folder/tagged/cmake"
 cp "$root/cmake/BallastVersionNumber.cmake" "$folder/tagged/cmake"
