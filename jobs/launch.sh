@@ -65,28 +65,52 @@ ballast_requeue() {
   fi
 }
 
+# ballast_arguments ARGUMENT...: sets `resume` to the -r or --restart among the arguments and
+# `arguments` to the others.
+ballast_arguments() {
+  resume=() arguments=()
+  while [ $# -gt 0 ]; do
+    case $1 in
+      -d* | --output | --output=*)
+        ballast_stop "'$1': name the run folder in BALLAST_RUN" \
+          "(of a sweep: the folder of the run folders in BALLAST_RUNS)" ;;
+      -r | --restart)
+        resume+=("${@:1:2}")
+        if [ $# -gt 1 ]; then shift; fi ;;
+      -r* | --restart=*) resume+=("$1") ;;
+      *) arguments+=("$1") ;;
+    esac
+    shift
+  done
+}
+
 # ballast_train RUN_FOLDER ARGUMENT...: `ballast train ARGUMENT... -d RUN_FOLDER` on the job's
-# ranks; a restarted job continues from its newest checkpoint.  Ends the script with the run's
-# status.
+# ranks; a restarted job continues from its newest checkpoint, else as it began.  Ends the script
+# with the run's status.
 ballast_train() {
-  local run=$1 restarts=${SLURM_RESTART_COUNT:-0} resume=() status=0
+  local run=$1 restarts=${SLURM_RESTART_COUNT:-0} status=0 resume arguments
   # One element of an array has the array's own number as its SLURM_JOB_ID, and scontrol takes that
   # number for all elements; ARRAY_ELEMENT means one.
   local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
   job=${job:-$SLURM_JOB_ID}
   shift
-  if [ "$restarts" -gt 0 ] || [ "${BALLAST_RESUME:-0}" = 1 ]; then resume=(-r latest); fi
+  ballast_arguments "$@"
+  # A run that began from another checkpoint has none of its own until it writes one.
+  if { [ "$restarts" -gt 0 ] || [ "${BALLAST_RESUME:-0}" = 1 ]; } &&
+    { [ ${#resume[@]} -eq 0 ] || ls "$run"/checkpoints/step_*.h5 >/dev/null 2>&1; }; then
+    resume=(-r latest)
+  fi
   if [ -n "$warned" ]; then
     ballast_requeue "$run" "was warned before its start"
     exit 75
   fi
   echo "# job $job start $((restarts + 1)) on ${SLURM_JOB_NODELIST:-?}:" \
-    "ballast train $* -d $run ${resume[*]}"
+    "ballast train ${arguments[*]} -d $run ${resume[*]}"
   # Ranks leave together; --wait ends one that stands still after MPI's end, which no rank sees.
   # shellcheck disable=SC2086
   srun --mpi="${BALLAST_MPI_TYPE:-pmi2}" --kill-on-bad-exit=1 --wait=120 \
     ${BALLAST_SRUN_FLAGS:-} \
-    "$program" train "$@" -d "$run" "${resume[@]}" &
+    "$program" train "${arguments[@]}" -d "$run" "${resume[@]}" &
   srun_pid=$!
   # A signal ends a wait early, with the signal's status; the wait after srun's end has srun's.
   while kill -0 "$srun_pid" 2>/dev/null; do wait "$srun_pid" || true; done

@@ -173,6 +173,26 @@ check "report.sbatch finds BALLAST_PROGRAM on PATH" 0 '^ballast-report runs/a$' 
 check "train.sbatch names a program that is nowhere" 1 "no program 'no-such-ballast'" \
   batch BALLAST_PROGRAM=no-such-ballast "$train" a.toml
 
+# A run that began from the user's own checkpoint goes on from the run folder's newest.
+run=$folder/area/run
+for given in "-r old.h5" -rold.h5 "--restart old.h5" --restart=old.h5; do
+  # shellcheck disable=SC2086
+  started() { batch BALLAST_RUN="$run" "$@" "$train" a.toml $given run.steps=3; }
+  rm -rf "$run"
+  check "train.sbatch with $given" 0 '' started
+  check "  passes it on" 0 "train a.toml run.steps=3 -d $run $given\$" called
+  check "  restarted before its first checkpoint" 0 '' started SLURM_RESTART_COUNT=1
+  check "  begins from it again" 0 "train a.toml run.steps=3 -d $run $given\$" called
+  mkdir -p "$run/checkpoints" && touch "$run/checkpoints/step_00000002.h5"
+  check "  restarted after it" 0 '' started SLURM_RESTART_COUNT=1
+  check "  continues the run's own" 0 "train a.toml run.steps=3 -d $run -r latest\$" called
+done
+for given in "-d x" -dx "--output x" --output=x; do
+  # shellcheck disable=SC2086
+  check "train.sbatch refuses $given" 1 'name the run folder in BALLAST_RUN' \
+    batch "$train" a.toml $given
+done
+
 # The version is that of the newest tag, else a stated one.
 mkdir -p "$folder/tagged/cmake"
 cp "$root/cmake/BallastVersionNumber.cmake" "$folder/tagged/cmake"
