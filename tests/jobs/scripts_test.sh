@@ -166,7 +166,8 @@ check "train.sbatch takes a warning while the profile is loaded" 75 'before its 
   batch BALLAST_PROFILE="$folder/slow.sh" "$train" a.toml
 check "  starts no ranks" 1 '' grep -q srun "$folder/calls"
 check "  requeues the job" 0 '^scontrol requeue 7$' called
-check "train.sbatch finds BALLAST_PROGRAM on PATH" 0 '' batch BALLAST_PROGRAM=ballast "$train" a.toml
+check "train.sbatch finds BALLAST_PROGRAM on PATH" 0 '' \
+  batch BALLAST_PROGRAM=ballast "$train" a.toml
 check "  and starts that" 0 "$folder/slurm/ballast train a.toml" called
 check "report.sbatch finds BALLAST_PROGRAM on PATH" 0 '^ballast-report runs/a$' \
   batch BALLAST_PROGRAM=ballast "$root/jobs/report.sbatch" runs/a
@@ -191,6 +192,40 @@ for given in "-d x" -dx "--output x" --output=x; do
   # shellcheck disable=SC2086
   check "train.sbatch refuses $given" 1 'name the run folder in BALLAST_RUN' \
     batch "$train" a.toml $given
+done
+
+# A sweep: decks of one name in several folders, paths with spaces and '=', all spellings of a case.
+sweep_of() { batch SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID="$1" "$sweep" "${@:2}"; }
+mkdir -p "$folder"/area/{one,two,lr=0.1,"a b"}
+for deck in one/x two/x lr=0.1/y "a b/z"; do cp plain.toml "area/$deck.toml"; done
+cp cases.toml area/lr=0.1
+check "sweep of decks of one name" 0 '' sweep_of 0 one/x.toml two/x.toml
+check "  has a run folder for the first" 0 'one/x.toml -d .*/runs/x-7_0$' called
+check "sweep of decks of one name" 0 '' sweep_of 1 one/x.toml two/x.toml
+check "  has another for the second" 0 'two/x.toml -d .*/runs/x-7_1$' called
+check "sweep with a deck of its own name beside them" 0 '' \
+  sweep_of 2 one/x.toml two/x.toml lr=0.1/y.toml
+check "  names it as ever" 0 'train lr=0.1/y.toml -d .*/runs/y-7$' called
+list() { (cd "$folder/area" && "$sweep" "$@"); }
+check "sweep lists a deck with '=' in its path" 0 '^0.lr=0.1/y.toml$' list lr=0.1/y.toml run.steps=3
+check "  and its cases" 0 '^0.lr=0.1/cases.toml.ring$' list lr=0.1/cases.toml
+# The command printed is one that a shell takes as it was meant.
+echo 'printf "<%s>" "$@"' >"$folder/slurm/sbatch"
+printed() { (cd "$folder/area" && eval "bash $folder/slurm/$(list "$@" | tail -n 1)"); }
+check "sweep prints a command that can be pasted" 0 '<a b/z.toml><run.name="a b">$' \
+  printed "a b/z.toml" 'run.name="a b"'
+cat >"$folder/area/spelled.toml" <<'DECK'
+[[ case ]]  # text
+"name" = "one"
+[[case]]
+'name' = 'two'
+[["case"]]
+name="three"
+[other]
+name = "not a case"
+DECK
+for name in 0.spelled.toml.one 1.spelled.toml.two 2.spelled.toml.three 'sbatch --array=0-2 .*'; do
+  check "sweep finds the case $name" 0 "^$name\$" list spelled.toml
 done
 
 # The version is that of the newest tag, else a stated one.
