@@ -228,6 +228,25 @@ for name in 0.spelled.toml.one 1.spelled.toml.two 2.spelled.toml.three 'sbatch -
   check "sweep finds the case $name" 0 "^$name\$" list spelled.toml
 done
 
+# Without BALLAST_ROOT each script finds its tree by what Slurm knows of the job: the script's path
+# and the arguments, joined by spaces.
+mkdir "$folder/a tree"
+cp -r "$root/jobs" "$folder/a tree/jobs"
+cp "$folder/plain.toml" "$folder/area/a.toml"
+for script in train sweep report; do
+  check "$script.sbatch without a tree names the remedy" 1 'set BALLAST_ROOT' \
+    batch BALLAST_ROOT= SLURM_ARRAY_TASK_ID=0 SLURM_COMMAND= "$root/jobs/$script.sbatch" a.toml
+  ln -s "$folder/a tree/jobs/$script.sbatch" "$folder/area/$script-link"
+  for command in "$folder/a tree/jobs/$script.sbatch" "$folder/area/$script-link"; do
+    check "${command##*/} finds its tree" 0 '' batch BALLAST_ROOT= SLURM_ARRAY_TASK_ID=0 \
+      SLURM_ARRAY_JOB_ID=7 SLURM_COMMAND="$command a.toml x=1 two words" \
+      "$root/jobs/$script.sbatch" a.toml x=1 "two words"
+    check "  without arguments" fail 'which|element 0 of 0' batch BALLAST_ROOT= \
+      SLURM_ARRAY_TASK_ID=0 SLURM_ARRAY_JOB_ID=7 SLURM_COMMAND="$command" \
+      "$root/jobs/$script.sbatch"
+  done
+done
+
 # The version is that of the newest tag, else a stated one.
 mkdir -p "$folder/tagged/cmake"
 cp "$root/cmake/BallastVersionNumber.cmake" "$folder/tagged/cmake"

@@ -3,7 +3,7 @@
 # signal stops the run with a checkpoint, the job is requeued, the restart finishes it and the log
 # continues; a cancelled job stays cancelled; a rank that stands still after MPI's end is ended
 # (with BALLAST_FAULTS, the library of tests/campaign); jobs/sweep.sbatch runs its elements, and
-# requeues one of them alone.
+# requeues one of them alone; the scripts find their tree from a link and a path with a space.
 # Exits 77 (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and
 # slurmd.
 set -euo pipefail
@@ -215,3 +215,15 @@ is "${job}_$other" RUNNING || fail "element $other of $job is $(state "${job}_$o
 [ "$(field "${job}_$other" Restarts)" = 0 ] || fail "element $other of $job was restarted as well"
 scancel "$job"
 echo "sweep: element $last of job $job was requeued, element $other went on"
+
+# Without BALLAST_ROOT the scripts find their tree, which a link and a path with a space lead to.
+mkdir "a tree"
+cp -r "$root/jobs" "a tree"
+ln -s "a tree/jobs/train.sbatch" linked.sbatch
+unset BALLAST_ROOT
+for script in "a tree/jobs/train.sbatch" linked.sbatch; do
+  job=$(submit "$script" one.toml run.steps=3 run.output="two words")
+  wait_for 90 ended "$job" || fail "job $job of $script is $(state "$job")"
+  is "$job" COMPLETED || fail "job $job of $script: $(cat "job-$job.out")"
+done
+echo "root: found from a link and a path with a space"
