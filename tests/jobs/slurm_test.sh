@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning
 # signal stops the run with a checkpoint, the job is requeued, the restart finishes it and the log
-# continues; a cancelled job stays cancelled; a rank that stands still after MPI's end is ended
-# (with BALLAST_FAULTS, the library of tests/campaign); jobs/sweep.sbatch runs its elements, and
-# requeues one of them alone; the scripts find their tree from a link and a path with a space.
+# continues, also where the job began with -r FILE or was warned before its start; a cancelled job
+# stays cancelled; a rank that stands still after MPI's end is ended (with BALLAST_FAULTS, the
+# library of tests/campaign); jobs/sweep.sbatch runs its elements, and requeues one of them alone;
+# the scripts find their tree from a link and a path with a space.
 # Exits 77 (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and
 # slurmd.
 set -euo pipefail
@@ -167,6 +168,32 @@ mapfile -t numbers < <(sed -n 's/^step=\([0-9]*\) loss=.*/\1/p' "$log")
 [ "${numbers[*]}" = "$(seq -s ' ' 1 "$steps")" ] ||
   fail "the log's steps are not 1 to $steps once each: ${numbers[*]}"
 echo "requeue: job $job wrote $first of $steps steps, was requeued and wrote the rest"
+
+# start_again JOB: a requeued job's next start, now.
+start_again() {
+  wait_for 60 requeued "$1" || fail "job $1 was not requeued; state $(state "$1")"
+  sleep 4
+  scontrol update jobid="$1" starttime=now
+}
+# A job that begins from another run's checkpoint is warned while its modules load, then at work.
+old=$(ls "$folder"/area/run/checkpoints/step_*.h5 | tail -n 1)
+echo '[ "${SLURM_RESTART_COUNT:-0}" != 0 ] || { touch loading; sleep 5; }' >slow.sh
+job=$(BALLAST_RUN=$folder/area/begun BALLAST_PROFILE=$folder/area/slow.sh submit "${train[@]}" \
+  run.steps=1000000 -r "$old")
+wait_for 60 test -e loading || fail "job $job loads no profile"
+scancel --batch --signal=USR1 "$job"
+start_again "$job"
+grep -q 'was warned before its start: requeued' "job-$job.out" || fail "$(cat "job-$job.out")"
+log=$folder/area/begun/log.txt
+wait_for 60 reached "$log" 3 || fail "job $job did not start again: $(cat "job-$job.out")"
+grep -q "^step=$((steps + 1)) " "$log" || fail "job $job did not begin from $old: $(cat "$log")"
+scancel --batch --signal=USR1 "$job"
+start_again "$job"
+continued() { grep -q "^# continues $folder/area/begun/checkpoints/" "job-$job.out"; }
+wait_for 60 continued || fail "job $job did not continue its own run: $(cat "job-$job.out")"
+scancel "$job"
+wait_for 60 is "$job" CANCELLED || fail "cancelled job $job is $(state "$job")"
+echo "restart: job $job, warned before its start and begun with -r FILE, continued its own run"
 
 job=$(BALLAST_RUN=$folder/area/cancelled submit "${train[@]}" run.steps=1000000)
 wait_for 60 reached "$folder/area/cancelled/log.txt" 3 || fail "job $job took no step in 60 s"
