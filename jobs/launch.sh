@@ -54,7 +54,7 @@ ballast_requeue() {
   local run=$1 why=$2 restarts=${SLURM_RESTART_COUNT:-0} state
   # A job that is being cancelled must stay cancelled.
   state=$(scontrol show job "$job" 2>/dev/null |
-    sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | head -n 1)
+    sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | sed -n 1p) || state=unknown
   if [ "$state" != RUNNING ]; then
     echo "# job $job is $state: not requeued; continue with BALLAST_RESUME=1 BALLAST_RUN=$run"
   elif [ "$restarts" -ge "${BALLAST_MAX_RESTARTS:-50}" ]; then

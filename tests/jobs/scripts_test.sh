@@ -135,6 +135,7 @@ STAND_IN
 cat >"$folder/slurm/scontrol" <<'STAND_IN'
 #!/bin/sh
 echo "scontrol $*" >>"$CALLS"
+[ -z "$SCONTROL_FAILS" ] || exit 1
 [ "$1" != show ] || printf '   JobState=RUNNING\n   Command=%s\n' "$SLURM_COMMAND"
 STAND_IN
 printf '#!/bin/sh\necho "ballast-report $*"\n' >"$folder/slurm/ballast-report"
@@ -161,6 +162,8 @@ printf 'kill() { builtin kill "$@" && sleep 0.3; }\n' >"$folder/late.sh"
 check "train.sbatch has srun's status where a signal comes as it leaves" 75 'requeued' \
   batch BALLAST_PROFILE="$folder/late.sh" SRUN_WARNS=1 SRUN_STATUS=75 "$train" a.toml
 check "  and requeues the job" 0 '^scontrol requeue 7$' called
+check "train.sbatch has srun's status where Slurm does not answer" 75 'is unknown: not requeued' \
+  batch SCONTROL_FAILS=1 SRUN_STATUS=75 "$train" a.toml
 printf 'kill -USR1 $$\n' >"$folder/slow.sh"
 check "train.sbatch takes a warning while the profile is loaded" 75 'before its start: requeued' \
   batch BALLAST_PROFILE="$folder/slow.sh" "$train" a.toml
