@@ -9,6 +9,14 @@ ballast_stop() {
   exit 1
 }
 
+# The warning reaches this shell (--signal=B:); every rank must see it, since they agree on the step
+# at which to stop.  Called before the profile is loaded, which may take long: without a trap the
+# signal would end the script.
+ballast_listen() {
+  warned='' srun_pid=''
+  trap 'warned=1; [ -z "$srun_pid" ] || kill -USR1 "$srun_pid" 2>/dev/null || true' USR1 TERM
+}
+
 # Sets `program` and `report` (unless BALLAST_PROGRAM names another build) and sources
 # BALLAST_PROFILE.
 ballast_setup() {
@@ -21,58 +29,93 @@ ballast_setup() {
     # shellcheck source=/dev/null
     . "$profile"
   fi
-  program=${BALLAST_PROGRAM:-}
+  program=
+  if [ -n "${BALLAST_PROGRAM:-}" ]; then
+    program=$(type -P "$BALLAST_PROGRAM") || ballast_stop "no program '$BALLAST_PROGRAM'" \
+      "(BALLAST_PROGRAM); name an executable by its path, or one on PATH"
+  fi
   for build in build build-host build-cuda; do
     if [ -z "$program" ] && [ -x "$ballast_root/$build/bin/ballast" ]; then
       program=$ballast_root/$build/bin/ballast
     fi
   done
-  if [ -z "$program" ]; then program=$(command -v ballast || true); fi
-  [ -x "$program" ] || ballast_stop "no program '${program:-ballast}'; build one (jobs/setup.sh," \
-    "or cmake --preset cuda) or set BALLAST_PROGRAM"
+  [ -n "$program" ] || program=$(type -P ballast) ||
+    ballast_stop "no program 'ballast'; build one (jobs/setup.sh, or cmake --preset cuda) or set" \
+      "BALLAST_PROGRAM"
   report=$(dirname -- "$program")/ballast-report
   local cpus=${SLURM_CPUS_PER_TASK:-1}
   export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-$cpus}
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus}
 }
 
+# ballast_requeue RUN_FOLDER WHY: puts the job back into the queue, unless it is being cancelled or
+# was there too often.
+ballast_requeue() {
+  local run=$1 why=$2 restarts=${SLURM_RESTART_COUNT:-0} state
+  # A job that is being cancelled must stay cancelled.
+  state=$(scontrol show job "$job" 2>/dev/null |
+    sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | sed -n 1p) || state=unknown
+  if [ "$state" != RUNNING ]; then
+    echo "# job $job is $state: not requeued; continue with BALLAST_RESUME=1 BALLAST_RUN=$run"
+  elif [ "$restarts" -ge "${BALLAST_MAX_RESTARTS:-50}" ]; then
+    echo "# job $job was restarted $restarts times (BALLAST_MAX_RESTARTS): not requeued"
+  else
+    echo "# job $job $why: requeued"
+    scontrol requeue "$job"
+  fi
+}
+
+# ballast_arguments ARGUMENT...: sets `resume` to the -r or --restart among the arguments and
+# `arguments` to the others.
+ballast_arguments() {
+  resume=() arguments=()
+  while [ $# -gt 0 ]; do
+    case $1 in
+      -d* | --output | --output=*)
+        ballast_stop "'$1': name the run folder in BALLAST_RUN" \
+          "(of a sweep: the folder of the run folders in BALLAST_RUNS)" ;;
+      -r | --restart)
+        resume+=("${@:1:2}")
+        if [ $# -gt 1 ]; then shift; fi ;;
+      -r* | --restart=*) resume+=("$1") ;;
+      *) arguments+=("$1") ;;
+    esac
+    shift
+  done
+}
+
 # ballast_train RUN_FOLDER ARGUMENT...: `ballast train ARGUMENT... -d RUN_FOLDER` on the job's
-# ranks; a restarted job continues from its newest checkpoint.  Ends the script with the run's
-# status.
+# ranks; a restarted job continues from its newest checkpoint, else as it began.  Ends the script
+# with the run's status.
 ballast_train() {
-  local run=$1 restarts=${SLURM_RESTART_COUNT:-0} resume=() srun_pid status=0 state
+  local run=$1 restarts=${SLURM_RESTART_COUNT:-0} status=0 resume arguments
+  # One element of an array has the array's own number as its SLURM_JOB_ID, and scontrol takes that
+  # number for all elements; ARRAY_ELEMENT means one.
+  local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+  job=${job:-$SLURM_JOB_ID}
   shift
-  if [ "$restarts" -gt 0 ] || [ "${BALLAST_RESUME:-0}" = 1 ]; then resume=(-r latest); fi
-  echo "# job ${SLURM_JOB_ID} start $((restarts + 1)) on ${SLURM_JOB_NODELIST:-?}:" \
-    "ballast train $* -d $run ${resume[*]}"
+  ballast_arguments "$@"
+  # A run that began from another checkpoint has none of its own until it writes one.
+  if { [ "$restarts" -gt 0 ] || [ "${BALLAST_RESUME:-0}" = 1 ]; } &&
+    { [ ${#resume[@]} -eq 0 ] || ls "$run"/checkpoints/step_*.h5 >/dev/null 2>&1; }; then
+    resume=(-r latest)
+  fi
+  if [ -n "$warned" ]; then
+    ballast_requeue "$run" "was warned before its start"
+    exit 75
+  fi
+  echo "# job $job start $((restarts + 1)) on ${SLURM_JOB_NODELIST:-?}:" \
+    "ballast train ${arguments[*]} -d $run ${resume[*]}"
   # Ranks leave together; --wait ends one that stands still after MPI's end, which no rank sees.
   # shellcheck disable=SC2086
   srun --mpi="${BALLAST_MPI_TYPE:-pmi2}" --kill-on-bad-exit=1 --wait=120 \
     ${BALLAST_SRUN_FLAGS:-} \
-    "$program" train "$@" -d "$run" "${resume[@]}" &
+    "$program" train "${arguments[@]}" -d "$run" "${resume[@]}" &
   srun_pid=$!
-  # The warning reaches this shell (--signal=B:); every rank must see it, since they agree on the
-  # step at which to stop.
-  trap 'kill -USR1 "$srun_pid" 2>/dev/null' USR1 TERM
-  while true; do
-    status=0
-    wait "$srun_pid" || status=$?
-    kill -0 "$srun_pid" 2>/dev/null || break  # otherwise a signal interrupted the wait
-  done
+  # A signal ends a wait early, with the signal's status; the wait after srun's end has srun's.
+  while kill -0 "$srun_pid" 2>/dev/null; do wait "$srun_pid" || true; done
+  wait "$srun_pid" || status=$?
   trap - USR1 TERM
-  if [ "$status" = 75 ]; then
-    # A job that is being cancelled must stay cancelled.
-    state=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null |
-      sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | head -n 1)
-    if [ "$state" != RUNNING ]; then
-      echo "# job $SLURM_JOB_ID is $state: not requeued;" \
-        "continue with BALLAST_RESUME=1 BALLAST_RUN=$run"
-    elif [ "$restarts" -ge "${BALLAST_MAX_RESTARTS:-50}" ]; then
-      echo "# job $SLURM_JOB_ID was restarted $restarts times (BALLAST_MAX_RESTARTS): not requeued"
-    else
-      echo "# job $SLURM_JOB_ID stopped early with a checkpoint: requeued"
-      scontrol requeue "$SLURM_JOB_ID"
-    fi
-  fi
+  if [ "$status" = 75 ]; then ballast_requeue "$run" "stopped early with a checkpoint"; fi
   exit "$status"
 }

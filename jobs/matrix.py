@@ -8,8 +8,10 @@ training pattern by evaluation pattern, as one command.
 Cases whose names begin alike up to a colon ("values: dense", "values: moba") make one matrix; a
 deck without colons makes one.  A cell is the held-out needle accuracy where the data asks
 questions, else the held-out loss: the mean over seeds, and the spread (largest less smallest).
-What a folder already holds is not run again, so a matrix that was stopped goes on.  Exit status 1
-when a run failed; its log is named and its cells stay empty.
+What a folder already holds is not run again, and a training that was stopped continues from its
+newest checkpoint, so a matrix that was stopped goes on; more seeds and cases may join it.
+made_with.json of the folder has the deck and the overrides of its results; with others the folder
+is refused.  Exit status 1 when a run failed; its log is named and its cells stay empty.
 """
 
 import argparse
@@ -43,15 +45,32 @@ def arguments():
     return args
 
 
-def groups_of(args):
-    """{group: [case]} in the order of the deck."""
+def plain(name):
+    return "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+
+
+def read_deck(path):
+    """The deck and the names of its cases, no two of which share a folder."""
     try:
-        deck = tomllib.loads(args.deck.read_text())
+        deck = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
-        sys.exit(f"matrix.py: {args.deck}: {error}")
+        sys.exit(f"matrix.py: {path}: {error}")
     names = [case["name"] for case in deck.get("case", []) if "name" in case]
     if not names:
-        sys.exit(f"matrix.py: {args.deck} has no [[case]]; each pattern to compare is one")
+        sys.exit(f"matrix.py: {path} has no [[case]]; each pattern to compare is one")
+    owners = {}
+    for name in names:
+        if plain(name) in owners:
+            sys.exit(
+                f"matrix.py: {path}: cases {owners[plain(name)]!r} and {name!r} would share the "
+                f"folder {plain(name)}-SEED; rename one of them"
+            )
+        owners[plain(name)] = name
+    return deck, names
+
+
+def groups_of(args, names):
+    """{group: [case]} in the order of the deck."""
     groups = {}
     for name in names:
         if args.only is None or args.only in name:
@@ -61,8 +80,31 @@ def groups_of(args):
     return groups
 
 
-def plain(name):
-    return "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+def record(args, deck):
+    """Refuses a folder whose runs were made with another deck or other overrides; writes down
+    what those of this matrix are made with."""
+    file = args.out / "made_with.json"
+    made = {f"[{key}]": value for key, value in deck.items() if key != "case"}
+    made |= {f"case {case['name']!r}": case for case in deck["case"] if "name" in case}
+    made = json.loads(json.dumps(made | {"overrides": args.overrides}, default=str))
+    remedy = f"choose another folder with --out, or delete {args.out}"
+    old = {}
+    if any(args.out.glob("*/log.txt")):  # otherwise no run began
+        if not file.exists():
+            sys.exit(f"matrix.py: {args.out} holds runs but no {file.name}; {remedy}")
+        old = json.loads(file.read_text())
+    # Results of the other cases stand where a case is new, or gone.
+    keys = [k for k in old | made if not k.startswith("case ") or (k in old and k in made)]
+    other = [key for key in keys if old and old.get(key) != made.get(key)]
+    if other:
+        sys.exit(
+            f"matrix.py: {args.out} holds runs that were made with other settings "
+            f"({', '.join(other)}: see {file.name}); {remedy}"
+        )
+    args.out.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".part")
+    fresh.write_text(json.dumps(old | made, indent=1) + "\n")
+    fresh.replace(file)
 
 
 class Runs:
@@ -96,12 +138,14 @@ class Runs:
         """One model: trained, then asked under every case; {case: figure}."""
         folder = self.folder(case, seed)
         folder.mkdir(parents=True, exist_ok=True)
-        if self.run("train", case, seed, folder / "train.json", "-d", str(folder)) is None:
+        # latest is the beginning where there is no checkpoint yet.
+        options = ["-d", str(folder), "-r", "latest"]
+        if self.run("train", case, seed, folder / "train.json", *options) is None:
             return {}
         row = {}
         for asked in cases:
             result = folder / f"eval-{plain(asked)}.json"
-            found = self.run("eval", asked, seed, result, "-d", str(folder), "-r", "latest")
+            found = self.run("eval", asked, seed, result, *options)
             if found is not None:
                 row[asked] = found.get("needle_accuracy", found["validation_loss"])
         return row
@@ -129,8 +173,9 @@ def table(group, cases, rows):
 
 def main():
     args = arguments()
-    groups = groups_of(args)
-    args.out.mkdir(parents=True, exist_ok=True)
+    deck, names = read_deck(args.deck)
+    groups = groups_of(args, names)
+    record(args, deck)
     runs = Runs(args)
     tasks = [(g, c, s) for g, cases in groups.items() for c in cases for s in args.seeds]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

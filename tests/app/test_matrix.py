@@ -104,6 +104,66 @@ class Matrix(RunCase):
         self.assertEqual(missing.returncode, 1)
         self.assertIn("no case of", missing.stderr)
 
+    def test_names_that_would_share_a_folder_are_refused(self):
+        self.deck_file.write_text(DECK + '[[case]]\nname = "values_ dense"\n')
+        done = self.matrix(self.deck_file)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        self.assertIn("'values: dense' and 'values_ dense'", done.stderr)
+        self.assertIn("rename one", done.stderr)
+        self.assertFalse((self.folder / "m").exists())
+
+    def test_results_made_with_other_settings_are_refused(self):
+        only = ("--only", "values")
+        # A word that no deck has starts no run, and binds the folder to nothing.
+        self.assertEqual(self.matrix(self.deck_file, *only, "modle.layers=2").returncode, 1)
+        self.assertEqual(self.matrix(self.deck_file, *only, "model.layers=2").returncode, 0)
+        trained = self.folder / "m/values__dense-1/train.json"
+        before = trained.read_text()
+        for text, more, named in (
+            (DECK, ("model.layers=1",), "overrides"),
+            (DECK.replace("samples = 50", "samples = 60"), ("model.layers=2",), "[data]"),
+            (DECK.replace("top_k = 1", "top_k = 2"), ("model.layers=2",), "case 'values: moba'"),
+        ):
+            self.deck_file.write_text(text)
+            done = self.matrix(self.deck_file, *only, *more)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            for part in (named, "--out", "delete"):
+                self.assertIn(part, done.stderr)
+            self.assertEqual(trained.read_text(), before)
+        # Another case, a comment and more seeds change no result that is there.
+        self.deck_file.write_text("# text\n" + DECK + '[[case]]\nname = "values: other"\n')
+        done = self.matrix(self.deck_file, "model.layers=2", *only, "--seeds", "1", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(trained.read_text(), before)
+        # Results of a build that kept no record may be of anything.
+        (self.folder / "m/made_with.json").unlink()
+        done = self.matrix(self.deck_file, *only, "model.layers=2")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("made_with.json", done.stderr)
+
+    def test_a_training_that_was_stopped_goes_on(self):
+        more = ("--only", "values: dense", "checkpoint.every_steps=1")
+        whole = self.matrix(self.deck_file, *more)
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        folder = self.folder / "m/values__dense-1"
+        trained = json.loads((folder / "train.json").read_text())
+        # As if it was killed in its last step, then as if it was before its first checkpoint.
+        for kept in (2, 0):
+            for result in folder.glob("*.json"):
+                result.unlink()
+            for file in folder.glob("checkpoints/*"):
+                if file.name == "best.h5" or int(file.name[5:13]) > kept:
+                    file.unlink()
+            again = self.matrix(self.deck_file, *more)
+            self.assertEqual(again.returncode, 0, again.stderr + again.stdout)
+            self.assertEqual(again.stdout, whole.stdout)
+            found = json.loads((folder / "train.json").read_text())
+            self.assertEqual((found["step"], found["loss"]), (trained["step"], trained["loss"]))
+            continued = "continues" in (folder / "train.log").read_text()
+            self.assertEqual(continued, kept > 0)
+
     @staticmethod
     def plain(name):
         return "".join(c if c.isalnum() or c in "-." else "_" for c in name)

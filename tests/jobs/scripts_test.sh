@@ -121,6 +121,135 @@ for script in train sweep report; do
     "$root/jobs/$script.sbatch"
 done
 
+# The batch scripts with stand-ins for Slurm: srun writes down how it was called and leaves with
+# SRUN_STATUS; scontrol knows of one running job, started as SLURM_COMMAND.
+mkdir "$folder/slurm" "$folder/area"
+cat >"$folder/slurm/srun" <<'STAND_IN'
+#!/bin/sh
+trap '' USR1
+printf ' %s' srun "$@" >>"$CALLS"
+echo >>"$CALLS"
+[ -z "$SRUN_WARNS" ] || kill -USR1 "$PPID"
+exit "${SRUN_STATUS:-0}"
+STAND_IN
+cat >"$folder/slurm/scontrol" <<'STAND_IN'
+#!/bin/sh
+echo "scontrol $*" >>"$CALLS"
+[ -z "$SCONTROL_FAILS" ] || exit 1
+[ "$1" != show ] || printf '   JobState=RUNNING\n   Command=%s\n' "$SLURM_COMMAND"
+STAND_IN
+printf '#!/bin/sh\necho "ballast-report $*"\n' >"$folder/slurm/ballast-report"
+printf '#!/bin/sh\n' >"$folder/slurm/ballast"
+chmod +x "$folder"/slurm/*
+# batch [NAME=VALUE...] SCRIPT ARGUMENT...: SCRIPT as Slurm would start it, in a folder of its own.
+batch() {
+  (
+    rm -f "$folder/calls"
+    cd "$folder/area"
+    env PATH="$folder/slurm:$PATH" CALLS="$folder/calls" BALLAST_ROOT="$root" \
+      BALLAST_PROGRAM="$folder/slurm/ballast" SLURM_JOB_ID=7 SLURM_SUBMIT_DIR="$folder/area" \
+      BALLAST_PROFILE= SLURM_RESTART_COUNT=0 "$@"
+  )
+}
+called() { cat "$folder/calls"; }
+train=$root/jobs/train.sbatch
+
+check "train.sbatch starts the ranks" 0 '' batch "$train" a.toml run.steps=3
+check "  with the deck and a run folder" 0 \
+  "ballast train a.toml run.steps=3 -d $folder/area/runs/a-7\$" called
+# The signal ends the script's wait, and srun leaves before the script looks again.
+printf 'kill() { builtin kill "$@" && sleep 0.3; }\n' >"$folder/late.sh"
+check "train.sbatch has srun's status where a signal comes as it leaves" 75 'requeued' \
+  batch BALLAST_PROFILE="$folder/late.sh" SRUN_WARNS=1 SRUN_STATUS=75 "$train" a.toml
+check "  and requeues the job" 0 '^scontrol requeue 7$' called
+check "train.sbatch has srun's status where Slurm does not answer" 75 'is unknown: not requeued' \
+  batch SCONTROL_FAILS=1 SRUN_STATUS=75 "$train" a.toml
+printf 'kill -USR1 $$\n' >"$folder/slow.sh"
+check "train.sbatch takes a warning while the profile is loaded" 75 'before its start: requeued' \
+  batch BALLAST_PROFILE="$folder/slow.sh" "$train" a.toml
+check "  starts no ranks" 1 '' grep -q srun "$folder/calls"
+check "  requeues the job" 0 '^scontrol requeue 7$' called
+check "train.sbatch finds BALLAST_PROGRAM on PATH" 0 '' \
+  batch BALLAST_PROGRAM=ballast "$train" a.toml
+check "  and starts that" 0 "$folder/slurm/ballast train a.toml" called
+check "report.sbatch finds BALLAST_PROGRAM on PATH" 0 '^ballast-report runs/a$' \
+  batch BALLAST_PROGRAM=ballast "$root/jobs/report.sbatch" runs/a
+check "train.sbatch names a program that is nowhere" 1 "no program 'no-such-ballast'" \
+  batch BALLAST_PROGRAM=no-such-ballast "$train" a.toml
+
+# A run that began from the user's own checkpoint goes on from the run folder's newest.
+run=$folder/area/run
+for given in "-r old.h5" -rold.h5 "--restart old.h5" --restart=old.h5; do
+  # shellcheck disable=SC2086
+  started() { batch BALLAST_RUN="$run" "$@" "$train" a.toml $given run.steps=3; }
+  rm -rf "$run"
+  check "train.sbatch with $given" 0 '' started
+  check "  passes it on" 0 "train a.toml run.steps=3 -d $run $given\$" called
+  check "  restarted before its first checkpoint" 0 '' started SLURM_RESTART_COUNT=1
+  check "  begins from it again" 0 "train a.toml run.steps=3 -d $run $given\$" called
+  mkdir -p "$run/checkpoints" && touch "$run/checkpoints/step_00000002.h5"
+  check "  restarted after it" 0 '' started SLURM_RESTART_COUNT=1
+  check "  continues the run's own" 0 "train a.toml run.steps=3 -d $run -r latest\$" called
+done
+for given in "-d x" -dx "--output x" --output=x; do
+  # shellcheck disable=SC2086
+  check "train.sbatch refuses $given" 1 'name the run folder in BALLAST_RUN' \
+    batch "$train" a.toml $given
+done
+
+# A sweep: decks of one name in several folders, paths with spaces and '=', all spellings of a case.
+sweep_of() { batch SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID="$1" "$sweep" "${@:2}"; }
+mkdir -p "$folder"/area/{one,two,lr=0.1,"a b"}
+for deck in one/x two/x lr=0.1/y "a b/z"; do cp plain.toml "area/$deck.toml"; done
+cp cases.toml area/lr=0.1
+check "sweep of decks of one name" 0 '' sweep_of 0 one/x.toml two/x.toml
+check "  has a run folder for the first" 0 'one/x.toml -d .*/runs/x-7_0$' called
+check "sweep of decks of one name" 0 '' sweep_of 1 one/x.toml two/x.toml
+check "  has another for the second" 0 'two/x.toml -d .*/runs/x-7_1$' called
+check "sweep with a deck of its own name beside them" 0 '' \
+  sweep_of 2 one/x.toml two/x.toml lr=0.1/y.toml
+check "  names it as ever" 0 'train lr=0.1/y.toml -d .*/runs/y-7$' called
+list() { (cd "$folder/area" && "$sweep" "$@"); }
+check "sweep lists a deck with '=' in its path" 0 '^0.lr=0.1/y.toml$' list lr=0.1/y.toml run.steps=3
+check "  and its cases" 0 '^0.lr=0.1/cases.toml.ring$' list lr=0.1/cases.toml
+# The command printed is one that a shell takes as it was meant.
+echo 'printf "<%s>" "$@"' >"$folder/slurm/sbatch"
+printed() { (cd "$folder/area" && eval "bash $folder/slurm/$(list "$@" | tail -n 1)"); }
+check "sweep prints a command that can be pasted" 0 '<a b/z.toml><run.name="a b">$' \
+  printed "a b/z.toml" 'run.name="a b"'
+cat >"$folder/area/spelled.toml" <<'DECK'
+[[ case ]]  # text
+"name" = "one"
+[[case]]
+'name' = 'two'
+[["case"]]
+name="three"
+[other]
+name = "not a case"
+DECK
+for name in 0.spelled.toml.one 1.spelled.toml.two 2.spelled.toml.three 'sbatch --array=0-2 .*'; do
+  check "sweep finds the case $name" 0 "^$name\$" list spelled.toml
+done
+
+# Without BALLAST_ROOT each script finds its tree by what Slurm knows of the job: the script's path
+# and the arguments, joined by spaces.
+mkdir "$folder/a tree"
+cp -r "$root/jobs" "$folder/a tree/jobs"
+cp "$folder/plain.toml" "$folder/area/a.toml"
+for script in train sweep report; do
+  check "$script.sbatch without a tree names the remedy" 1 'set BALLAST_ROOT' \
+    batch BALLAST_ROOT= SLURM_ARRAY_TASK_ID=0 SLURM_COMMAND= "$root/jobs/$script.sbatch" a.toml
+  ln -s "$folder/a tree/jobs/$script.sbatch" "$folder/area/$script-link"
+  for command in "$folder/a tree/jobs/$script.sbatch" "$folder/area/$script-link"; do
+    check "${command##*/} finds its tree" 0 '' batch BALLAST_ROOT= SLURM_ARRAY_TASK_ID=0 \
+      SLURM_ARRAY_JOB_ID=7 SLURM_COMMAND="$command a.toml x=1 two words" \
+      "$root/jobs/$script.sbatch" a.toml x=1 "two words"
+    check "  without arguments" fail 'which|element 0 of 0' batch BALLAST_ROOT= \
+      SLURM_ARRAY_TASK_ID=0 SLURM_ARRAY_JOB_ID=7 SLURM_COMMAND="$command" \
+      "$root/jobs/$script.sbatch"
+  done
+done
+
 # The version is that of the newest tag, else a stated one.
 mkdir -p "$folder/tagged/cmake"
 cp "$root/cmake/BallastVersionNumber.cmake" "$folder/tagged/cmake"

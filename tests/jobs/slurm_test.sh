@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Starts a real Slurm on loopback in a temporary folder and checks jobs/train.sbatch: the warning
 # signal stops the run with a checkpoint, the job is requeued, the restart finishes it and the log
-# continues; a cancelled job stays cancelled; a rank that stands still after MPI's end is ended
-# (with BALLAST_FAULTS, the library of tests/campaign); jobs/sweep.sbatch runs its elements.
+# continues, also where the job began with -r FILE or was warned before its start; a cancelled job
+# stays cancelled; a rank that stands still after MPI's end is ended (with BALLAST_FAULTS, the
+# library of tests/campaign); jobs/sweep.sbatch runs its elements, and requeues one of them alone;
+# the scripts find their tree from a link and a path with a space.
 # Exits 77 (skipped) with one line where Slurm cannot start: it needs root, munged, slurmctld and
 # slurmd.
 set -euo pipefail
@@ -167,6 +169,32 @@ mapfile -t numbers < <(sed -n 's/^step=\([0-9]*\) loss=.*/\1/p' "$log")
   fail "the log's steps are not 1 to $steps once each: ${numbers[*]}"
 echo "requeue: job $job wrote $first of $steps steps, was requeued and wrote the rest"
 
+# start_again JOB: a requeued job's next start, now.
+start_again() {
+  wait_for 60 requeued "$1" || fail "job $1 was not requeued; state $(state "$1")"
+  sleep 4
+  scontrol update jobid="$1" starttime=now
+}
+# A job that begins from another run's checkpoint is warned while its modules load, then at work.
+old=$(ls "$folder"/area/run/checkpoints/step_*.h5 | tail -n 1)
+echo '[ "${SLURM_RESTART_COUNT:-0}" != 0 ] || { touch loading; sleep 5; }' >slow.sh
+job=$(BALLAST_RUN=$folder/area/begun BALLAST_PROFILE=$folder/area/slow.sh submit "${train[@]}" \
+  run.steps=1000000 -r "$old")
+wait_for 60 test -e loading || fail "job $job loads no profile"
+scancel --batch --signal=USR1 "$job"
+start_again "$job"
+grep -q 'was warned before its start: requeued' "job-$job.out" || fail "$(cat "job-$job.out")"
+log=$folder/area/begun/log.txt
+wait_for 60 reached "$log" 3 || fail "job $job did not start again: $(cat "job-$job.out")"
+grep -q "^step=$((steps + 1)) " "$log" || fail "job $job did not begin from $old: $(cat "$log")"
+scancel --batch --signal=USR1 "$job"
+start_again "$job"
+continued() { grep -q "^# continues $folder/area/begun/checkpoints/" "job-$job.out"; }
+wait_for 60 continued || fail "job $job did not continue its own run: $(cat "job-$job.out")"
+scancel "$job"
+wait_for 60 is "$job" CANCELLED || fail "cancelled job $job is $(state "$job")"
+echo "restart: job $job, warned before its start and begun with -r FILE, continued its own run"
+
 job=$(BALLAST_RUN=$folder/area/cancelled submit "${train[@]}" run.steps=1000000)
 wait_for 60 reached "$folder/area/cancelled/log.txt" 3 || fail "job $job took no step in 60 s"
 scancel "$job"
@@ -195,3 +223,34 @@ element_done() { reached "$folder/area/runs/$1-$job/log.txt" 3; }
 wait_for 90 element_done one || fail "element 0 of sweep $job did not run"
 wait_for 90 element_done two || fail "element 1 of sweep $job did not run"
 echo "sweep: both elements of job $job ran"
+
+# The element that starts last bears the number of the array itself; stopping it leaves the other
+# at work.
+job=$(submit --array=0-1 "$root/jobs/sweep.sbatch" one.toml two.toml run.steps=1000000)
+for deck in one two; do
+  wait_for 60 reached "$folder/area/runs/$deck-$job/log.txt" 3 || fail "$deck of sweep $job waits"
+done
+last=$(scontrol --oneliner show job "$job" |
+  sed -n "s/^JobId=$job .*ArrayTaskId=\([0-9]*\) .*/\1/p") other=0
+[ -n "$last" ] || fail "no element of sweep $job has its number"
+[ "$last" != 0 ] || other=1
+scancel --batch --signal=USR1 "${job}_$last"
+element_requeued() { requeued "${job}_$last"; }
+wait_for 60 element_requeued || fail "element $last of $job is $(state "${job}_$last")"
+sleep 1
+is "${job}_$other" RUNNING || fail "element $other of $job is $(state "${job}_$other")"
+[ "$(field "${job}_$other" Restarts)" = 0 ] || fail "element $other of $job was restarted as well"
+scancel "$job"
+echo "sweep: element $last of job $job was requeued, element $other went on"
+
+# Without BALLAST_ROOT the scripts find their tree, which a link and a path with a space lead to.
+mkdir "a tree"
+cp -r "$root/jobs" "a tree"
+ln -s "a tree/jobs/train.sbatch" linked.sbatch
+unset BALLAST_ROOT
+for script in "a tree/jobs/train.sbatch" linked.sbatch; do
+  job=$(submit "$script" one.toml run.steps=3 run.output="two words")
+  wait_for 90 ended "$job" || fail "job $job of $script is $(state "$job")"
+  is "$job" COMPLETED || fail "job $job of $script: $(cat "job-$job.out")"
+done
+echo "root: found from a link and a path with a space"
