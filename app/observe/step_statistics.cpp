@@ -27,16 +27,20 @@ double micro_batch_imbalance(const EventSums& sums, const StepPlan& plan, const 
 
 EventSums sum_events(std::span<const Event> events, std::int64_t step, std::size_t micro_batches) {
   EventSums sums;
-  sums.compute_s = useful_seconds(events, step);
   sums.reduction_s = kind_seconds(events, EventKind::gradient_reduce, step) +
                      kind_seconds(events, EventKind::parameter_gather, step);
   sums.spent = overhead_seconds(events, step);
   sums.micro_batch_s.assign(micro_batches, 0.0);
-  for (const Event& e : events) {
-    if (e.step != step || !is_schedule_op(e.kind)) continue;
-    if (computes(e.kind))
-      sums.micro_batch_s.at(static_cast<std::size_t>(e.micro_batch)) += e.end_s - e.begin_s;
-    if (e.layer >= 0) continue;
+  const std::vector<double> exclusive = exclusive_seconds(events);
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    const Event& e = events[i];
+    if (e.step != step) continue;
+    if (useful(e.kind)) {
+      sums.compute_s += exclusive[i];
+      if (e.micro_batch >= 0)
+        sums.micro_batch_s.at(static_cast<std::size_t>(e.micro_batch)) += exclusive[i];
+    }
+    if (!is_schedule_op(e.kind) || e.layer >= 0) continue;
     sums.first_begin_s = sums.scheduled ? std::min(sums.first_begin_s, e.begin_s) : e.begin_s;
     sums.last_end_s = sums.scheduled ? std::max(sums.last_end_s, e.end_s) : e.end_s;
     sums.scheduled = true;

@@ -90,7 +90,7 @@ struct EventSums {
   bool recorded = false;  ///< whether events were recorded at all, on every rank alike
   double compute_s = 0, reduction_s = 0;
   OverheadSeconds spent;
-  std::vector<double> micro_batch_s;  ///< [micro-batch of the rank's list] forward and backward
+  std::vector<double> micro_batch_s;  ///< [micro-batch of the rank's list] useful, without waits
   double first_begin_s = 0, last_end_s = 0;           ///< of the stage's schedule ops
   bool scheduled = false;                             ///< whether there were any
   double choices = 0, cut_choices = 0, cut_mass = 0;  ///< of budgets (BudgetRow)

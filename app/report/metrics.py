@@ -149,8 +149,8 @@ def pop(useful, runtime):
 
 
 def pop_of_worlds(worlds):
-    """The same of [(useful seconds per rank, run time)] of steps that ran on different ranks: means,
-    maxima and run times weigh as many rank-seconds as they stand for."""
+    """The same of [(useful seconds per rank, run time)] of steps that ran on different ranks:
+    means, maxima and run times weigh as many rank-seconds as they stand for."""
     worlds = [(np.asarray(useful, dtype=float), runtime) for useful, runtime in worlds]
     useful = sum(float(seconds.sum()) for seconds, _ in worlds)
     most = sum(len(seconds) * float(seconds.max(initial=0)) for seconds, _ in worlds)

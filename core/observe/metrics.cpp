@@ -109,14 +109,6 @@ std::vector<double> exclusive_seconds(std::span<const Event> events) {
   return seconds;
 }
 
-double useful_seconds(std::span<const Event> events, std::int64_t step) {
-  const std::vector<double> seconds = exclusive_seconds(events);
-  double sum = 0;
-  for (std::size_t i = 0; i < events.size(); ++i)
-    if (useful(events[i].kind) && (step < 0 || events[i].step == step)) sum += seconds[i];
-  return sum;
-}
-
 double kind_seconds(std::span<const Event> events, EventKind kind, std::int64_t step) {
   double sum = 0;
   for (const Event& e : events)

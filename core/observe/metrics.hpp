@@ -45,8 +45,6 @@ Pop pop(std::span<const double> useful, double runtime);
 /// layer without the attention inside it, a step without everything inside it.  Times of all events
 /// of one rank then add up to the time it spent; kinds that run beside() the others have none.
 std::vector<double> exclusive_seconds(std::span<const Event> events);
-/// Useful computation of one rank in `step` (any step for -1): exclusive seconds of useful kinds.
-double useful_seconds(std::span<const Event> events, std::int64_t step = -1);
 /// Seconds of one rank's events of `kind` in `step`, with all that lies inside them; such events
 /// must not nest in one another.
 double kind_seconds(std::span<const Event> events, EventKind kind, std::int64_t step);

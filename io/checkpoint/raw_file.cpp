@@ -104,8 +104,7 @@ void reserve_space(const std::string& path, std::uint64_t bytes, bool create,
     if (code = errno; code != EINTR) break;
   if (code == EINTR || code == EOPNOTSUPP || code == EINVAL || code == ENOSYS) code = 0;
   ::close(descriptor);
-  require(code == 0, "{}: {} bytes are refused: {}; {}", path, bytes, std::strerror(code),
-          remedy);
+  require(code == 0, "{}: {} bytes are refused: {}; {}", path, bytes, std::strerror(code), remedy);
 }
 
 void sync_directory(const std::string& dir) {

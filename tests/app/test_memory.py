@@ -325,6 +325,22 @@ class Memory(RunCase):
             used = self.peaks(run, 1)[0]["total"]
             self.assertLessEqual(abs(told / used - 1), WITHIN, f"{told} of {used}: {keys}")
 
+    def test_packs_that_ulysses_ranks_share_unevenly(self):
+        """Of ranks with a token more and with a token less either may hold more buffers."""
+        deck, twin = self.out("uneven.toml"), self.out("uneven.json")
+        lengths = "700, 255, 41, 17, 600, 333, 91, 900, 64"
+        with open(deck, "w") as f:
+            f.write(DECK.format(lengths=lengths, longest=900, tokens=1024))
+        keys = ["batching.method=packed", "batching.global_tokens=3001"]
+        for ranks in (2, 4):
+            run, mesh = self.out(f"uneven_{ranks}"), [f"mesh.sp={ranks}", "run.steps=2"]
+            self.run_ballast(1, "check", deck, *keys, *mesh, "--json", twin)
+            self.run_ballast(ranks, "train", deck, *keys, *mesh, "-d", run)
+            with open(twin) as f:
+                told = json.load(f)["largest_rank_bytes"]
+            used = self.peaks(run, 1)[0]["total"]
+            self.assertLessEqual(abs(told / used - 1), 0.003, f"{told} of {used}: {ranks}")
+
     def test_weights_of_losses_are_counted(self):
         """A weight a token, kept beside its loss to the end of a step of many micro-batches."""
         deck = self.out("weights.toml")

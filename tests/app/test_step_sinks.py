@@ -4,9 +4,12 @@ import glob
 import json
 import os
 import struct
+import subprocess
 import unittest
 
-from runs import RunCase
+from runs import BALLAST, RunCase
+
+REPORT = os.path.join(os.path.dirname(BALLAST), "ballast-report")
 
 
 def scalars(folder):
@@ -87,6 +90,26 @@ class StepSinks(RunCase):
             for row in [*self.steps(run), *self.lines(run)]:
                 if "loss" in row:
                     self.assertEqual(set(row) & derived, derived if enabled == "true" else set())
+
+    def test_log_and_report_agree_on_imbalance(self):
+        """Of micro-batches that stages, Ulysses ranks or joined data-parallel ranks share."""
+        joined = ["batching.method=hbp", "batching.groups=[64,256,1024]"]
+        joined += ["batching.group_ranks=[1,2,4]", "batching.global_tokens=3000"]
+        for name, mesh, keys in (
+            ("stages", {"dp": 1}, ["mesh.pp=2"]),
+            ("sequence", {"dp": 1, "sp": 2}, []),
+            ("joined", {"dp": 4}, joined),
+        ):
+            run = self.out(name)
+            ranks = 4 if name == "joined" else 2
+            self.run_ballast(
+                ranks, "train", self.deck(name + ".toml", steps=3, **mesh), "-d", run, *keys
+            )
+            subprocess.run([REPORT, run], check=True, capture_output=True, text=True)
+            with open(os.path.join(run, "report", "metrics.json")) as file:
+                told = json.load(file)["imbalance"]
+            logged = [row["imbalance"] for row in self.lines(run) if "loss" in row]
+            self.assertAlmostEqual(told, sum(logged) / len(logged), delta=1e-3 * told, msg=name)
 
     def test_tensorboard_reads_the_event_files(self):
         try:

@@ -63,7 +63,8 @@ class Continued(RunTest):
         self.assertIn("steps 1-3 on 4, 4-10 on 2 ranks", notes)
         self.assertNotIn("not recorded to the end", notes)
         told = " ".join(m["verdict"]["ranks"])
-        # Of the mean of their steps: rank 0 31 s of 42.5, rank 1 48 of 42.5, 2 and 3 9 and 12 of 7.5.
+        # Of the mean of their steps: rank 0 31 s of 42.5, rank 1 48 of 42.5, 2 and 3 9 and 12 of
+        # 7.5.
         self.assertIn("Ranks 1-3 computed more than 10 % above the mean, at most 60 %", told)
         self.assertNotIn("less than half", told)
         with open(run / "report" / "pop.csv", newline="") as file:
