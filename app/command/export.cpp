@@ -6,6 +6,7 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/train/adapter_files.hpp"
+#include "app/train/checkpointing.hpp"
 #include "app/train/session.hpp"
 #include "core/config/run_options.hpp"
 #include "io/checkpoint/checkpoint_file.hpp"
@@ -19,15 +20,28 @@ namespace {
 constexpr std::int64_t kFileBytes =
     5'000'000'000;  // of one safetensors file, as Transformers cuts them
 
+/// The weights beside which the checkpoint's adapters were trained.
+WeightReader known_base(const CommandLine& line, const Config& config, const ModelShape& shape,
+                        const CheckpointState& state) {
+  WeightReader base = base_weights(config, shape);
+  const auto known = state.extra.find("base_fingerprint");
+  if (config.model.weights.empty() || known == state.extra.end()) return base;
+  require(known->second == halves(base_fingerprint(shape, base)),
+          "{}: its adapters were trained beside other weights than those that model.weights = "
+          "\"{}\" holds now; put those back, or export the adapters alone with --adapter",
+          line.checkpoint, config.model.weights);
+  return base;
+}
+
 /// All weights, adapters merged in.
 void write_weights(const CommandLine& line, const Config& config, const ModelShape& shape,
-                   const std::string& dtype) {
+                   const std::string& dtype, const CheckpointState& state) {
   ModelShape plain = shape;
   plain.lora = {};
   const auto table = parameter_table(plain);
   WeightReader read;
   if (shape.lora.enabled()) {
-    read = merged_weights(line.checkpoint, shape, base_weights(config, shape));
+    read = merged_weights(line.checkpoint, shape, known_base(line, config, shape, state));
   } else {
     auto masters = std::make_shared<MasterWeights>(line.checkpoint, table);
     read = [masters](const Parameter& p, std::int64_t begin, std::span<float> out) {
@@ -58,7 +72,7 @@ int export_command(const CommandLine& line) {
     if (line.adapter)
       write_peft(line.folder, line.checkpoint, config, shape, dtype);
     else
-      write_weights(line, config, shape, dtype);
+      write_weights(line, config, shape, dtype, state);
     std::uintmax_t bytes = 0;
     std::int64_t files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(line.folder))

@@ -1,5 +1,7 @@
 #include "app/train/adapter_files.hpp"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -7,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.hpp"
+#include "core/base/random.hpp"
 #include "io/model/huggingface.hpp"
 #include "io/model/safetensors.hpp"
 #include "kernels/model/parameters.hpp"
@@ -82,6 +85,27 @@ WeightReader base_weights(const Config& config, const ModelShape& with_adapters)
   return [source](const Parameter& p, std::int64_t begin, std::span<float> out) {
     source->read(p.name, begin, out);
   };
+}
+
+std::uint64_t base_print(std::span<const float> piece, std::uint64_t print) {
+  return XXH64(piece.data(), piece.size_bytes(), print);
+}
+
+std::uint64_t base_fingerprint(const ModelShape& shape, const WeightReader& base) {
+  ModelShape plain = shape;
+  plain.lora = {};
+  std::uint64_t sum = 0;
+  std::vector<float> values;
+  for (const Parameter& p : parameter_table(plain)) {
+    std::uint64_t print = stream_of(p.name.c_str());
+    for (std::int64_t at = 0; at < p.numel(); at += kPieceElements) {
+      values.resize(static_cast<std::size_t>(std::min(kPieceElements, p.numel() - at)));
+      base(p, at, values);
+      print = base_print(values, print);
+    }
+    if (!p.tied_copy) sum += print;
+  }
+  return sum;
 }
 
 WeightReader merged_weights(const std::string& checkpoint, const ModelShape& shape,

@@ -36,6 +36,13 @@ using WeightReader =
 /// missing or does not fit.
 WeightReader base_weights(const Config& config, const ModelShape& shape);
 
+inline constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;  ///< on the host at once
+/// The fingerprint of a parameter of the base, carried on over pieces of kPieceElements from
+/// stream_of(its name) on.  That of a base is the sum over its parameters.
+std::uint64_t base_print(std::span<const float> piece, std::uint64_t print);
+/// Of the frozen weights that a reader gives.
+std::uint64_t base_fingerprint(const ModelShape& shape, const WeightReader& base);
+
 /// W + alpha / rank B A for every matrix with an adapter in the checkpoint, the base elsewhere.
 WeightReader merged_weights(const std::string& checkpoint, const ModelShape& shape,
                             WeightReader base);

@@ -25,11 +25,6 @@ CheckpointShard shard_of(Session& session, ShardedOptimizer& optimizer, bool wri
   return shard;
 }
 
-/// A fingerprint as numbers that HDF5 attributes hold exactly.
-std::vector<double> halves(std::uint64_t x) {
-  return {static_cast<double>(x >> 32), static_cast<double>(x & 0xffffffffu)};
-}
-
 /// What of a curriculum decides the first epoch's order of samples.
 std::vector<double> numbers(const Curriculum& c) {
   if (c.steps == 0) return {0};
@@ -55,6 +50,10 @@ std::string model_differences(const std::string& path, const CheckpointState& st
 }
 
 }  // namespace
+
+std::vector<double> halves(std::uint64_t x) {
+  return {static_cast<double>(x >> 32), static_cast<double>(x & 0xffffffffu)};
+}
 
 bool names_model(const std::string& key) {
   static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",

@@ -10,6 +10,9 @@
 
 namespace ballast {
 
+/// A fingerprint as a checkpoint stores it: numbers that HDF5 attributes hold exactly.
+std::vector<double> halves(std::uint64_t x);
+
 struct Restored {
   std::string path;  ///< "" when there was nothing to restore
   CheckpointState state;

@@ -1,12 +1,11 @@
 #include "app/train/model_files.hpp"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <optional>
 
+#include "app/train/adapter_files.hpp"
 #include "core/base/random.hpp"
 #include "io/model/huggingface.hpp"
 #include "io/model/safetensors.hpp"
@@ -14,8 +13,6 @@
 
 namespace ballast {
 namespace {
-
-constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;  // on the host at once
 
 /// Takes a parameter's gradient, in pieces on the host, from a rank of its stage to the rank that
 /// writes; `gradient`: undefined on that one where it is another stage's.
@@ -70,7 +67,7 @@ void load_base(Session& session) {
         dispatch_float(type, [&](auto t) {
           values.assign(piece.data<decltype(t)>(), piece.data<decltype(t)>() + piece.numel());
         });
-        print = XXH64(values.data(), values.size() * sizeof(float), print);
+        print = base_print(values, print);
       }
       if (!p.tied_copy) session.base_fingerprint += print;
     }

@@ -149,10 +149,11 @@ json config_of(const ModelShape& shape, const std::string& dtype) {
                               {"low_freq_factor", shape.llama3_low},
                               {"high_freq_factor", shape.llama3_high},
                               {"original_max_position_embeddings", shape.original_context}};
-  if (shape.yarn_factor != 1 || shape.llama3_factor != 1)
+  // Of llama3 rope it does not follow from the factor; all models with it state this.
+  if (shape.llama3_factor != 1) config["max_position_embeddings"] = 131072;
+  if (shape.yarn_factor != 1)
     config["max_position_embeddings"] =
-        static_cast<std::int64_t>(static_cast<double>(shape.original_context) *
-                                  std::max(shape.yarn_factor, shape.llama3_factor));
+        static_cast<std::int64_t>(static_cast<double>(shape.original_context) * shape.yarn_factor);
   return config;
 }
 
@@ -168,7 +169,7 @@ void carry_over(const std::string& base, const std::string& dir, json& config) {
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
         "chat_template.jinja", "chat_template.json", "generation_config.json", "vocab.json",
-        "merges.txt", "tokenizer.model"}) {
+        "merges.txt", "vocab.txt", "tokenizer.model"}) {
     std::error_code error;
     if (!fs::is_regular_file(base + "/" + name, error)) continue;
     fs::copy_file(base + "/" + name, dir + "/" + name, fs::copy_options::overwrite_existing, error);
@@ -179,6 +180,10 @@ void carry_over(const std::string& base, const std::string& dir, json& config) {
   if (!stated.is_object()) return;
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     if (stated.contains(key) && !stated[key].is_null()) config[key] = stated[key];
+  const char* length = "max_position_embeddings";
+  if (stated.contains(length) && stated[length].is_number() && config.contains("rope_scaling") &&
+      config["rope_scaling"]["rope_type"] == "llama3")
+    config[length] = stated[length];
 }
 
 }  // namespace

@@ -188,7 +188,11 @@ class FromHuggingFace(RunCase):
             with open(os.path.join(back, "config.json")) as a, open(
                 os.path.join(narrow, "config.json")
             ) as b:
-                self.assertEqual(json.load(a), json.load(b))
+                kept = json.load(b)
+                self.assertEqual(json.load(a), kept)
+            with open(os.path.join(REFERENCE, name, "config.json")) as file:
+                length = json.load(file)["max_position_embeddings"]
+            self.assertEqual(kept["max_position_embeddings"], length, name)
 
     def test_restart_and_export_do_without_the_folder(self):
         folder, run = self.copy_of("llama3"), self.out("run")

@@ -225,6 +225,9 @@ class Lora(RunCase):
             1, "train", self.lora(weights=folder), "-d", run, "-r", "latest", status=1
         )
         self.assertIn("other weights", done.stderr)
+        done = self.run_ballast(1, "export", self.checkpoint(run, 1), self.out("mix"), status=1)
+        self.assertIn("other weights", done.stderr)
+        self.assertFalse(os.path.exists(self.out("mix")))
         shutil.rmtree(folder)
         done = self.run_ballast(
             1, "train", os.path.join(run, "deck.toml"), "-d", run, "-r", "latest", status=1
