@@ -3,6 +3,7 @@
 The cuts depend on the files alone, never on the number of workers."""
 import json
 import os
+import re
 from collections import namedtuple
 
 from errors import DataError, Unreadable
@@ -18,6 +19,13 @@ FORMATS = {
     ".txt": "text",
     ".md": "text",
 }
+CARDS = (  # files that a data set has beside its data, or that say which these are
+    "readme.md",
+    "dataset_infos.json",
+    "dataset_info.json",
+    "dataset_dict.json",
+    "state.json",
+)
 SPLITS = ("train", "validation", "valid", "test", "dev", "eval")
 
 # begin and end: bytes (lines, array, text), row groups (parquet), record batches (arrow)
@@ -75,29 +83,70 @@ def in_folder(folder, split, notes):
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         found += [os.path.join(place, n) for n in sorted(names)]
-    # A README of a dataset is a card, and its .json files describe it.
-    data = [p for p in found if os.path.splitext(p)[1] in FORMATS and not is_card(p)]
+    known = [p for p in found if os.path.splitext(p)[1] in FORMATS and not is_card(p)]
+    data = [p for p in known if not is_text(p)] or known
+    if len(data) < len(known):
+        left = ", ".join(os.path.relpath(p, folder) for p in known if is_text(p))
+        notes.append(f"{folder}: texts beside files of rows are left out: {shortened(left)}")
     return one_split(folder, data, split, notes)
 
 
 def is_card(path):
-    return os.path.basename(path) in ("README.md", "dataset_infos.json", "dataset_info.json")
+    """Whether a file of a folder tells of the data set: its card, its licence, its descriptions."""
+    name = os.path.basename(path).lower()
+    return name in CARDS or os.path.splitext(name)[0] in ("license", "licence", "copying", "notice")
+
+
+def is_text(path):
+    return FORMATS.get(os.path.splitext(path)[1].lower()) == "text"
+
+
+def shortened(text, most=300):
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+def split_name(folder, path, splits):
+    """(full name, split) of the nearest part of a path that has one of `splits` in it, such as
+    (train_sft, train) of data/train_sft-00000-of-00002.parquet; or (None, None)."""
+    stem = os.path.splitext(os.path.relpath(path, folder))[0]
+    for part in reversed(stem.split(os.sep)):
+        # Numbers of pieces, and the hash that older writers put behind them, name no split.
+        full = re.sub(r"(-of-\d+)-[0-9a-f]{16}$", r"\1", part)
+        full = re.sub(r"([-._ ](of[-._ ])?\d+)+$", "", full)
+        words = re.split(r"[-._ 0-9]+", part)
+        for split in splits:
+            if split == full or split in words:
+                return (split if full.rstrip("0123456789") == split else full), split
+    return None, None
 
 
 def one_split(folder, paths, split, notes):
-    """The files of one split where names tell splits apart (train-00000-of-00001.parquet)."""
-    by_split = {}
-    for path in paths:
-        parts = os.path.relpath(path, folder).replace("-", "/").replace(".", "/").split("/")
-        named = next((s for s in (split, *SPLITS) if s and s in parts), None)
-        by_split.setdefault(named, []).append(path)
-    if split and split not in by_split:
-        raise DataError(f"{folder}: no file's name says split {split}")
-    if not split and (None in by_split or len(by_split) < 2):
+    """The files of one split where names tell splits apart (train-00000-of-00001.parquet).
+
+    Errors: DataError where names leave open what belongs together."""
+    named = {
+        path: split_name(folder, path, (split, *SPLITS) if split else SPLITS) for path in paths
+    }
+    fulls = sorted({full for full, _ in named.values() if full})
+    listed = f"{folder}: its files are of the splits {shortened(', '.join(fulls))}"
+    remedy = "; name one with --split NAME, or name the files themselves"
+    if not fulls and not split:
         return paths
-    taken = split or ("train" if "train" in by_split else sorted(by_split)[0])
-    notes.append(f"{folder}: split {taken} of {', '.join(sorted(s for s in by_split if s))}")
-    return by_split[taken]
+    bare = [os.path.relpath(path, folder) for path in paths if not named[path][0]]
+    if bare and not split:
+        raise DataError(f"{listed}, and of none: {shortened(', '.join(bare))}{remedy}")
+    of_split = {kind for _, kind in named.values()}
+    taken = split or ("train" if "train" in of_split else sorted(of_split)[0])
+    chosen = {full for full, kind in named.values() if taken in (full, kind)}
+    if split in chosen:
+        chosen = {split}
+    if not chosen:
+        raise DataError(f"{folder}: no file's name says split {split}" + (remedy if fulls else ""))
+    if len(chosen) > 1:
+        raise DataError(f"{listed}; {', '.join(sorted(chosen))} are each a {taken}{remedy}")
+    if len(fulls) > 1 or bare:
+        notes.append(f"{folder}: split {min(chosen)} of {', '.join(fulls)}")
+    return [path for path in paths if named[path][0] in chosen]
 
 
 def pieces(paths, piece_bytes):

@@ -101,6 +101,55 @@ class OddRows(Odd):
         self.assertIn("1 messages of role 'asistant', which carries no loss", said)
 
 
+class Folders(Odd):
+    def folder_of(self, name, *files):
+        """A folder whose files each hold a row of their own name."""
+        for file in files:
+            path = self.out(f"{name}/{file}")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as f:
+                text = os.path.splitext(file)[0]
+                f.write(json.dumps({"text": text}) + "\n" if ".json" in file else text)
+        return self.out(name)
+
+    def taken(self, name, *files, split=None):
+        """Names of the files of which rows are taken."""
+        options = ["--force", "--no-eos", *(["--split", split] if split else [])]
+        self.build(self.folder_of(name, *files), options=options)
+        return sorted(self.loaded().decode(tokens) for tokens, _ in self.documents())
+
+    def not_taken(self, name, *files, words, split=None):
+        options = ["--split", split] if split else []
+        error = self.build(self.folder_of(name, *files), options=options, out="no.h5", status=2)
+        self.assertEqual(error.count("\n"), 1, error)
+        for word in (self.out(name), *words):
+            self.assertIn(word, error)
+
+    def test_splits_of_a_folder_are_not_mixed(self):
+        ultra = [f"data/{s}-00000-of-00001.jsonl" for s in ("train_sft", "test_sft", "train_gen")]
+        words = ("test_sft, train_gen, train_sft", "--split")
+        self.not_taken("ultra", *ultra, words=words)
+        self.not_taken("ultra", *ultra, words=words, split="train")
+        self.not_taken("ultra", words=("no file's name says split dev",), split="dev")
+        self.assertEqual(self.taken("ultra", split="train_sft"), [ultra[0][:-6]])
+        self.assertEqual(self.taken("pair", "train_00.jsonl", "test_00.jsonl"), ["train_00"])
+        pieces = [
+            "train-00000-of-00002-0123456789abcdef.jsonl",
+            "train-1-of-2.jsonl",
+            "test1.jsonl",
+        ]
+        self.assertEqual(len(self.taken("pieces", *pieces)), 2)
+        self.assertEqual(self.taken("deep", "train/a.jsonl", "test/a.jsonl"), ["train/a"])
+
+    def test_one_file_of_no_split_does_not_mix_them(self):
+        files = ("train.jsonl", "test.jsonl", "LICENSE.md", "notes.txt")
+        self.assertEqual(self.taken("plain", *files), ["train"])
+        self.not_taken("plain", "more.jsonl", words=("test, train", "more.jsonl", "--split"))
+        self.assertEqual(self.taken("plain", split="test"), ["test"])
+        self.assertEqual(self.taken("unnamed", "ab.jsonl", "ba_1.jsonl"), ["ab", "ba_1"])
+        self.assertEqual(self.taken("texts", "ab.txt", "ba.md", "LICENSE.txt"), ["ab", "ba"])
+
+
 class OddTokenizers(Odd):
     def said_of(self, name, template, status=2, eos="<|im_end|>"):
         folder = self.make_tokenizer(name, "")
