@@ -19,6 +19,8 @@ FORMATS = {
     ".txt": "text",
     ".md": "text",
 }
+# Data in a form that is not read; of other endings it is not known that they hold data.
+UNREAD = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4", ".7z", ".tar", ".tgz", ".csv", ".tsv")
 CARDS = (  # files that a data set has beside its data, or that say which these are
     "readme.md",
     "dataset_infos.json",
@@ -83,12 +85,29 @@ def in_folder(folder, split, notes):
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         found += [os.path.join(place, n) for n in sorted(names)]
+    refuse_unread(folder, [p for p in found if not is_card(p)])
     known = [p for p in found if os.path.splitext(p)[1] in FORMATS and not is_card(p)]
     data = [p for p in known if not is_text(p)] or known
     if len(data) < len(known):
         left = ", ".join(os.path.relpath(p, folder) for p in known if is_text(p))
         notes.append(f"{folder}: texts beside files of rows are left out: {shortened(left)}")
     return one_split(folder, data, split, notes)
+
+
+def refuse_unread(folder, paths):
+    """Errors: DataError where data lie in files that would be passed over without a word."""
+    rows = any(os.path.splitext(p)[1] in FORMATS and not is_text(p) for p in paths)
+    unread = []
+    for path in paths:
+        ending = os.path.splitext(path)[1]
+        other_case = ending not in FORMATS and ending.lower() in FORMATS
+        if ending.lower() in UNREAD or (other_case and not (rows and is_text(path))):
+            unread.append(os.path.relpath(path, folder))
+    if unread:
+        raise DataError(
+            f"{folder}: cannot read {shortened(', '.join(unread))}; unpack them, convert them to"
+            f" one of {', '.join(FORMATS)} (in small letters), or move them away"
+        )
 
 
 def is_card(path):

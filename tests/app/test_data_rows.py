@@ -149,6 +149,15 @@ class Folders(Odd):
         self.assertEqual(self.taken("unnamed", "ab.jsonl", "ba_1.jsonl"), ["ab", "ba_1"])
         self.assertEqual(self.taken("texts", "ab.txt", "ba.md", "LICENSE.txt"), ["ab", "ba"])
 
+    def test_files_that_are_not_read_are_refused(self):
+        quiet = ["README.md", "LICENSE", "LICENSE.TXT", "dataset_infos.json", "sub/state.json"]
+        folder = self.folder_of("mixed", "sub/part-0.jsonl", *quiet, ".gitattributes")
+        self.assertEqual(self.taken("mixed"), ["sub/part-0"])
+        for name in ("part-1.jsonl.gz", "part-2.csv", "x.JSONL", "sub/part-3.jsonl.zst"):
+            self.folder_of("mixed", name)
+            self.not_taken("mixed", words=(f"cannot read {name};", "unpack", "move them away"))
+            os.remove(f"{folder}/{name}")
+
 
 class OddTokenizers(Odd):
     def said_of(self, name, template, status=2, eos="<|im_end|>"):
