@@ -258,7 +258,7 @@ def array_pieces(path, piece_bytes):
     # Latin-1 keeps a character a byte, so positions are offsets; strings need no meaning here.
     with open(path, encoding="latin-1", newline="") as stream:
         text, base = stream.read(BLOCK_BYTES), 0
-        at = text.find("[") + 1
+        at = array_begin(path, text)
         begin = at
         while True:
             while at < len(text) and text[at] in " \t\r\n,":
@@ -266,6 +266,7 @@ def array_pieces(path, piece_bytes):
             if at < len(text) and text[at] == "]":
                 if begin < at:
                     yield Piece("array", path, base + begin, base + at, at - begin)
+                refuse_after_array(path, text[at + 1 :], base + at + 1, stream)
                 return
             try:
                 at = decoder.raw_decode(text, at)[1]
@@ -281,6 +282,29 @@ def array_pieces(path, piece_bytes):
                 if begin < at:
                     yield Piece("array", path, base + begin, base + at, at - begin)
                 text, base, begin, at = text[at:] + rest, base + at, 0, 0
+
+
+def array_begin(path, text):
+    """Where the elements of an array begin."""
+    begun = text.removeprefix("\xef\xbb\xbf").lstrip(" \t\r\n")
+    if not begun.startswith("["):
+        raise DataError(
+            f"{path}: begins with {begun[:20]!r}, not as a JSON array; rows are the elements of one"
+            " array ([...]), or objects of one line each"
+        )
+    return len(text) - len(begun) + 1
+
+
+def refuse_after_array(path, text, at, stream):
+    """Errors: DataError where more than white space comes after the array's end."""
+    while text:
+        if more := text.lstrip(" \t\r\n"):
+            raise DataError(
+                f"{path}: {more[:20]!r} comes after the end of the array, at byte"
+                f" {at + len(text) - len(more)}; make one array of all, or a file of each"
+            )
+        at += len(text)
+        text = stream.read(BLOCK_BYTES)
 
 
 def rows(piece):

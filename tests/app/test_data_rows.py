@@ -56,6 +56,18 @@ class OddRows(Odd):
         self.refused("ring h\xe9".encode("latin-1"), "no UTF-8", "byte 6", name="latin.txt")
         self.refused(b'{\n "data": [\n {"text": "a"}]}\n', "several lines", name="one.json")
 
+    def test_nothing_beside_an_array_is_lost(self):
+        array = b'[{"text": "ring"}, {"text": "stripe"}]'
+        words = ("two.json: ", "after the end of the array, at byte 40", "one array")
+        self.refused(array + b"\n " + array, *words, name="two.json")
+        self.refused(array + b" " * (5 << 20) + b"x", "two.json: 'x' comes", name="two.json")
+        words = ("two.json: begins with", "one array")
+        self.refused(b'3 {"text": "a"}\n' + array, *words, name="two.json")
+        with open(self.out("sound.json"), "wb") as f:
+            f.write(b"\xef\xbb\xbf\n " + array + b"\n\n")
+        self.build(self.out("sound.json"))
+        self.assertEqual(len(self.documents()), 2)
+
     def test_skipping_takes_broken_lines_and_texts(self):
         raw = b'{"text": "ring"}\n{"text": \n{"text": "a \\ud83d b"}\n{"text": "stripe"}\n'
         with open(self.out("broken.jsonl"), "wb") as f:
