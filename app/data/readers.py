@@ -1,9 +1,11 @@
 """Input files cut into pieces of a few MiB that workers read on their own, and the rows of a piece.
 
 The cuts depend on the files alone, never on the number of workers."""
+import contextlib
 import json
 import os
 import re
+import sys
 from collections import namedtuple
 
 from errors import DataError, Unreadable
@@ -47,6 +49,24 @@ def arrow():
     return pyarrow
 
 
+def damage():
+    """What is raised over files that hold other than they should."""
+    kinds = (OSError, ValueError, KeyError, NotImplementedError, RecursionError)
+    return (*kinds, sys.modules["pyarrow"].ArrowException) if "pyarrow" in sys.modules else kinds
+
+
+@contextlib.contextmanager
+def named(path):
+    """Errors: DataError that names the file, of what a library says without a name."""
+    try:
+        yield
+    except damage() as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path}: {said}; is it damaged?") from error
+
+
 def files(inputs, split):
     """(paths, notes): the files of files and folders, in order."""
     found, notes = [], []
@@ -70,8 +90,7 @@ def in_folder(folder, split, notes):
     """Files of a folder: written by datasets.save_to_disk, or as it lies on the hub, or any."""
     names = os.path.join(folder, "dataset_dict.json")
     if os.path.isfile(names):
-        with open(names, encoding="utf-8") as stream:
-            splits = json.load(stream)["splits"]
+        splits = described(names, "splits", str)
         taken = split or "train"
         if taken not in splits:
             raise DataError(f"{folder} has the splits {', '.join(splits)}; name one with --split")
@@ -79,8 +98,9 @@ def in_folder(folder, split, notes):
         folder = os.path.join(folder, taken)
     state = os.path.join(folder, "state.json")
     if os.path.isfile(state):
-        with open(state, encoding="utf-8") as stream:
-            return [os.path.join(folder, f["filename"]) for f in json.load(stream)["_data_files"]]
+        told = described(state, "_data_files", dict)
+        with named(state):
+            return [os.path.join(folder, str(f["filename"])) for f in told]
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
@@ -92,6 +112,16 @@ def in_folder(folder, split, notes):
         left = ", ".join(os.path.relpath(p, folder) for p in known if is_text(p))
         notes.append(f"{folder}: texts beside files of rows are left out: {shortened(left)}")
     return one_split(folder, data, split, notes)
+
+
+def described(path, key, kind):
+    """The list `key` of a JSON file of datasets.save_to_disk."""
+    with named(path), open(path, encoding="utf-8") as stream:
+        found = json.load(stream)
+    told = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(told, list) or not all(isinstance(entry, kind) for entry in told):
+        raise DataError(f"{path}: no list {key!r} is in it; is it damaged?")
+    return told
 
 
 def refuse_unread(folder, paths):
@@ -182,6 +212,11 @@ def pieces(paths, piece_bytes):
 
 
 def pieces_of(path, piece_bytes):
+    with named(path):
+        yield from cut(path, piece_bytes)
+
+
+def cut(path, piece_bytes):
     kind = FORMATS[os.path.splitext(path)[1]]
     size = os.path.getsize(path)
     if kind == "array" and first_character(path) == "{":
@@ -197,18 +232,11 @@ def pieces_of(path, piece_bytes):
     elif kind == "text":
         yield Piece(kind, path, 0, size, size)
     elif kind == "parquet":
-        meta = opened(path, arrow().parquet.ParquetFile).metadata
+        meta = arrow().parquet.ParquetFile(path).metadata
         for g in range(meta.num_row_groups):
             yield Piece(kind, path, g, g + 1, meta.row_group(g).total_byte_size)
     else:
         yield from arrow_pieces(path, piece_bytes)
-
-
-def opened(path, how):
-    try:
-        return how(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def first_character(path):
@@ -231,14 +259,15 @@ def refuse_one_object(path):
 def record_batches(path):
     """Record batches of an Arrow file, mapped: a stream (datasets) or a file with a footer."""
     pa = arrow()
+    with open(path, "rb") as stream:
+        footed = stream.read(6) == b"ARROW1"
     source = pa.memory_map(path)
-    try:
-        reader = pa.ipc.open_stream(source)
-        yield from reader
-    except pa.ArrowInvalid:
-        reader = opened(path, lambda p: pa.ipc.open_file(pa.memory_map(p)))
-        for number in range(reader.num_record_batches):
-            yield reader.get_batch(number)
+    if not footed:
+        yield from pa.ipc.open_stream(source)
+        return
+    reader = pa.ipc.open_file(source)
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
 
 
 def arrow_pieces(path, piece_bytes):
@@ -308,14 +337,9 @@ def refuse_after_array(path, text, at, stream):
 
 
 def rows(piece):
-    """(place, row) of every row of a piece.  Errors: DataError that names the file, also of what a
-    library says without one."""
-    try:
+    """(place, row) of every row of a piece."""
+    with named(piece.path):
         yield from READERS[piece.format](piece)
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise DataError(f"{piece.path}: {' '.join(str(error).split())}; is it damaged?") from error
 
 
 def line_rows(piece):
@@ -369,6 +393,7 @@ def parquet_rows(piece):
     source = arrow().parquet.ParquetFile(piece.path)
     number = 0
     for batch in source.iter_batches(batch_size=256, row_groups=[piece.begin]):
+        batch.validate(full=True)
         for row in batch.to_pylist():
             yield (piece.path, f"row group {piece.begin}, row {number}"), row
             number += 1
@@ -379,6 +404,7 @@ def arrow_rows(piece):
         if number >= piece.end:
             return
         if number >= piece.begin:
+            batch.validate(full=True)
             for row, value in enumerate(batch.to_pylist()):
                 yield (piece.path, f"record batch {number}, row {row}"), value
 

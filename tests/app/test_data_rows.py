@@ -1,7 +1,9 @@
 """Rows of odd shapes that data sets in use have: what they become, and how others are refused."""
+import importlib.util
 import json
 import os
 import random
+import unittest
 
 from test_data import PLAIN, Data
 
@@ -169,6 +171,64 @@ class Folders(Odd):
             self.folder_of("mixed", name)
             self.not_taken("mixed", words=(f"cannot read {name};", "unpack", "move them away"))
             os.remove(f"{folder}/{name}")
+
+    def test_damaged_descriptions_are_named(self):
+        for name in ("dataset_dict.json", "state.json"):
+            for text in ("{", "[]", "{}", '{"splits": [3], "_data_files": [{}]}', "\xff"):
+                folder = self.folder_of(name.split(".")[0], "train.jsonl")
+                with open(f"{folder}/{name}", "w", encoding="latin-1") as f:
+                    f.write(text)
+                error = self.build(folder, out="no.h5", status=2)
+                self.assertEqual(error.count("\n"), 1, error)
+                self.assertIn(f"{folder}/{name}: ", error)
+                self.assertIn("is it damaged?", error)
+
+
+@unittest.skipIf(importlib.util.find_spec("pyarrow") is None, "no pyarrow")
+class DamagedTables(Odd):
+    def table(self):
+        import pyarrow
+
+        rows = random.Random(3)
+        return pyarrow.table({"text": [f"ring {rows.random()}" for _ in range(60)]})
+
+    def stream(self, footed=False):
+        """Bytes of an Arrow file of six batches, and how many each batch's end is at."""
+        import pyarrow
+
+        sink, ends = pyarrow.BufferOutputStream(), []
+        new = pyarrow.ipc.new_file if footed else pyarrow.ipc.new_stream
+        with new(sink, self.table().schema) as writer:
+            for batch in self.table().to_batches(max_chunksize=10):
+                writer.write_batch(batch)
+                ends.append(sink.tell())
+        return sink.getvalue().to_pybytes(), ends
+
+    def parquet(self, **options):
+        import pyarrow
+        import pyarrow.parquet
+
+        sink = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(
+            self.table(), sink, compression="none", use_dictionary=False, **options
+        )
+        return sink.getvalue().to_pybytes()
+
+    def test_damage_is_blamed_on_its_file(self):
+        words = ("is it damaged?",)
+        for footed in (False, True):
+            raw, ends = self.stream(footed)
+            cut = raw[: ends[2] - 40]
+            self.refused(cut, "cut.arrow: ", *words, name="cut.arrow")
+            at = raw.index(b"ring")
+            bad = raw[:at] + b"\xff" + raw[at + 1 :]
+            self.refused(bad, "bad.arrow: ", "UTF8", *words, name="bad.arrow")
+        self.refused(b"x" * 300, "x.arrow: ", *words, name="x.arrow")
+        raw = self.parquet()
+        self.refused(raw[:-60], "cut.parquet: ", *words, name="cut.parquet")
+        at = raw.rindex(b"ring", 0, len(raw) // 2)
+        bad = raw[:at] + b"\xff" + raw[at + 1 :]
+        self.refused(bad, "bad.parquet: ", "UTF8", *words, name="bad.parquet")
 
 
 class OddTokenizers(Odd):
