@@ -11,6 +11,7 @@ from collections import namedtuple
 from errors import DataError, Unreadable
 
 LONGEST_TEXT = 16 << 20  # a longer text file becomes several documents, cut at line ends
+STREAM_END = b"\xff" * 4 + bytes(4)  # of an Arrow stream
 BLOCK_BYTES = 1 << 22
 FORMATS = {
     ".jsonl": "lines",
@@ -260,7 +261,16 @@ def record_batches(path):
     """Record batches of an Arrow file, mapped: a stream (datasets) or a file with a footer."""
     pa = arrow()
     with open(path, "rb") as stream:
-        footed = stream.read(6) == b"ARROW1"
+        head = stream.read(6)
+        stream.seek(-min(8, os.path.getsize(path)), os.SEEK_END)
+        tail = stream.read()
+    footed = head == b"ARROW1"
+    # Before Arrow 0.15 messages, and so the end, began with no FF FF FF FF.
+    if not footed and not tail.endswith(STREAM_END if head[:4] == STREAM_END[:4] else bytes(4)):
+        raise DataError(
+            f"{path}: the mark at the end of an Arrow stream is missing: the file was cut off, or"
+            " its writer never closed it; fetch or write it again"
+        )
     source = pa.memory_map(path)
     if not footed:
         yield from pa.ipc.open_stream(source)

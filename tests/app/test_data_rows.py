@@ -218,17 +218,23 @@ class DamagedTables(Odd):
         words = ("is it damaged?",)
         for footed in (False, True):
             raw, ends = self.stream(footed)
-            cut = raw[: ends[2] - 40]
-            self.refused(cut, "cut.arrow: ", *words, name="cut.arrow")
+            said = words if footed else ("the end of an Arrow stream",)
+            self.refused(raw[: ends[2] - 40], "cut.arrow: ", *said, name="cut.arrow")
             at = raw.index(b"ring")
             bad = raw[:at] + b"\xff" + raw[at + 1 :]
             self.refused(bad, "bad.arrow: ", "UTF8", *words, name="bad.arrow")
-        self.refused(b"x" * 300, "x.arrow: ", *words, name="x.arrow")
+        self.refused(b"x" * 300, "x.arrow: ", name="x.arrow")
         raw = self.parquet()
         self.refused(raw[:-60], "cut.parquet: ", *words, name="cut.parquet")
         at = raw.rindex(b"ring", 0, len(raw) // 2)
         bad = raw[:at] + b"\xff" + raw[at + 1 :]
         self.refused(bad, "bad.parquet: ", "UTF8", *words, name="bad.parquet")
+
+    def test_a_stream_cut_between_batches_is_refused(self):
+        raw, ends = self.stream()
+        words = ("cut.arrow: ", "end of an Arrow stream", "again")
+        self.refused(raw[: ends[2]], *words, name="cut.arrow")
+        self.refused(raw[:-4], *words, name="cut.arrow")
 
 
 class OddTokenizers(Odd):
