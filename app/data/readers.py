@@ -400,7 +400,7 @@ def text_rows(piece):
 
 
 def parquet_rows(piece):
-    source = arrow().parquet.ParquetFile(piece.path)
+    source = arrow().parquet.ParquetFile(piece.path, page_checksum_verification=True)
     number = 0
     for batch in source.iter_batches(batch_size=256, row_groups=[piece.begin]):
         batch.validate(full=True)

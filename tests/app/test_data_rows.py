@@ -236,6 +236,15 @@ class DamagedTables(Odd):
         self.refused(raw[: ends[2]], *words, name="cut.arrow")
         self.refused(raw[:-4], *words, name="cut.arrow")
 
+    def test_checksums_of_parquet_pages_are_verified(self):
+        raw = self.parquet(write_page_checksum=True)
+        with open(self.out("sound.parquet"), "wb") as f:
+            f.write(raw)
+        self.build(self.out("sound.parquet"), options=["--force"])
+        at = raw.rindex(b"ring", 0, len(raw) // 2)  # in a page, not in its header
+        bad = raw[:at] + b"R" + raw[at + 1 :]
+        self.refused(bad, "bad.parquet: ", "is it damaged?", name="bad.parquet")
+
 
 class OddTokenizers(Odd):
     def said_of(self, name, template, status=2, eos="<|im_end|>"):
