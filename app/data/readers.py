@@ -163,7 +163,7 @@ def split_name(folder, path, splits):
         # Numbers of pieces, and the hash that older writers put behind them, name no split.
         full = re.sub(r"(-of-\d+)-[0-9a-f]{16}$", r"\1", part)
         full = re.sub(r"([-._ ](of[-._ ])?\d+)+$", "", full)
-        words = re.split(r"[-._ 0-9]+", part)
+        words = re.split(r"[-._ 0-9]+", part) + re.split(r"[-._ ]+", part)
         for split in splits:
             if split == full or split in words:
                 return (split if full.rstrip("0123456789") == split else full), split
@@ -174,20 +174,18 @@ def one_split(folder, paths, split, notes):
     """The files of one split where names tell splits apart (train-00000-of-00001.parquet).
 
     Errors: DataError where names leave open what belongs together."""
-    named = {
-        path: split_name(folder, path, (split, *SPLITS) if split else SPLITS) for path in paths
-    }
-    fulls = sorted({full for full, _ in named.values() if full})
+    told = {path: split_name(folder, path, (split, *SPLITS) if split else SPLITS) for path in paths}
+    fulls = sorted({full for full, _ in told.values() if full})
     listed = f"{folder}: its files are of the splits {shortened(', '.join(fulls))}"
     remedy = "; name one with --split NAME, or name the files themselves"
     if not fulls and not split:
         return paths
-    bare = [os.path.relpath(path, folder) for path in paths if not named[path][0]]
+    bare = [os.path.relpath(path, folder) for path in paths if not told[path][0]]
     if bare and not split:
         raise DataError(f"{listed}, and of none: {shortened(', '.join(bare))}{remedy}")
-    of_split = {kind for _, kind in named.values()}
+    of_split = {kind for _, kind in told.values()}
     taken = split or ("train" if "train" in of_split else sorted(of_split)[0])
-    chosen = {full for full, kind in named.values() if taken in (full, kind)}
+    chosen = {full for full, kind in told.values() if taken in (full, kind)}
     if split in chosen:
         chosen = {split}
     if not chosen:
@@ -196,7 +194,7 @@ def one_split(folder, paths, split, notes):
         raise DataError(f"{listed}; {', '.join(sorted(chosen))} are each a {taken}{remedy}")
     if len(fulls) > 1 or bare:
         notes.append(f"{folder}: split {min(chosen)} of {', '.join(fulls)}")
-    return [path for path in paths if named[path][0] in chosen]
+    return [path for path in paths if told[path][0] in chosen]
 
 
 def pieces(paths, piece_bytes):

@@ -161,6 +161,7 @@ class Folders(Odd):
         self.not_taken("plain", "more.jsonl", words=("test, train", "more.jsonl", "--split"))
         self.assertEqual(self.taken("plain", split="test"), ["test"])
         self.assertEqual(self.taken("unnamed", "ab.jsonl", "ba_1.jsonl"), ["ab", "ba_1"])
+        self.assertEqual(self.taken("own", "a_v1.jsonl", "a_v2.jsonl", split="v2"), ["a_v2"])
         self.assertEqual(self.taken("texts", "ab.txt", "ba.md", "LICENSE.txt"), ["ab", "ba"])
 
     def test_files_that_are_not_read_are_refused(self):
