@@ -37,7 +37,7 @@ def build_arguments(build):
     )
     add("--tokenizer", required=True, metavar="FOLDER", help="with tokenizer.json and template")
     add("--out", required=True, metavar="FILE", help="HDF5 file to write")
-    add("--split", metavar="NAME", help="split of a data set folder (train)")
+    add("--split", metavar="NAME", help="of a folder, such as train_sft (train)")
     add("--key", metavar="NAME", help="column of messages or text, if its name is not usual")
     add("--chat-template", metavar="FILE", help="in place of the tokenizer's own")
     add(

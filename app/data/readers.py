@@ -1,13 +1,17 @@
 """Input files cut into pieces of a few MiB that workers read on their own, and the rows of a piece.
 
 The cuts depend on the files alone, never on the number of workers."""
+import contextlib
 import json
 import os
+import re
+import sys
 from collections import namedtuple
 
 from errors import DataError, Unreadable
 
 LONGEST_TEXT = 16 << 20  # a longer text file becomes several documents, cut at line ends
+STREAM_END = b"\xff" * 4 + bytes(4)  # of an Arrow stream
 BLOCK_BYTES = 1 << 22
 FORMATS = {
     ".jsonl": "lines",
@@ -18,6 +22,15 @@ FORMATS = {
     ".txt": "text",
     ".md": "text",
 }
+# Data in a form that is not read; of other endings it is not known that they hold data.
+UNREAD = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4", ".7z", ".tar", ".tgz", ".csv", ".tsv")
+CARDS = (  # files that a data set has beside its data, or that say which these are
+    "readme.md",
+    "dataset_infos.json",
+    "dataset_info.json",
+    "dataset_dict.json",
+    "state.json",
+)
 SPLITS = ("train", "validation", "valid", "test", "dev", "eval")
 
 # begin and end: bytes (lines, array, text), row groups (parquet), record batches (arrow)
@@ -35,6 +48,24 @@ def arrow():
             f" ({error}); jobs/setup.sh installs it, or: pip install pyarrow"
         ) from error
     return pyarrow
+
+
+def damage():
+    """What is raised over files that hold other than they should."""
+    kinds = (OSError, ValueError, KeyError, NotImplementedError, RecursionError)
+    return (*kinds, sys.modules["pyarrow"].ArrowException) if "pyarrow" in sys.modules else kinds
+
+
+@contextlib.contextmanager
+def named(path):
+    """Errors: DataError that names the file, of what a library says without a name."""
+    try:
+        yield
+    except damage() as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path}: {said}; is it damaged?") from error
 
 
 def files(inputs, split):
@@ -60,8 +91,7 @@ def in_folder(folder, split, notes):
     """Files of a folder: written by datasets.save_to_disk, or as it lies on the hub, or any."""
     names = os.path.join(folder, "dataset_dict.json")
     if os.path.isfile(names):
-        with open(names, encoding="utf-8") as stream:
-            splits = json.load(stream)["splits"]
+        splits = described(names, "splits", str)
         taken = split or "train"
         if taken not in splits:
             raise DataError(f"{folder} has the splits {', '.join(splits)}; name one with --split")
@@ -69,35 +99,102 @@ def in_folder(folder, split, notes):
         folder = os.path.join(folder, taken)
     state = os.path.join(folder, "state.json")
     if os.path.isfile(state):
-        with open(state, encoding="utf-8") as stream:
-            return [os.path.join(folder, f["filename"]) for f in json.load(stream)["_data_files"]]
+        told = described(state, "_data_files", dict)
+        with named(state):
+            return [os.path.join(folder, str(f["filename"])) for f in told]
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         found += [os.path.join(place, n) for n in sorted(names)]
-    # A README of a dataset is a card, and its .json files describe it.
-    data = [p for p in found if os.path.splitext(p)[1] in FORMATS and not is_card(p)]
+    refuse_unread(folder, [p for p in found if not is_card(p)])
+    known = [p for p in found if os.path.splitext(p)[1] in FORMATS and not is_card(p)]
+    data = [p for p in known if not is_text(p)] or known
+    if len(data) < len(known):
+        left = ", ".join(os.path.relpath(p, folder) for p in known if is_text(p))
+        notes.append(f"{folder}: texts beside files of rows are left out: {shortened(left)}")
     return one_split(folder, data, split, notes)
 
 
+def described(path, key, kind):
+    """The list `key` of a JSON file of datasets.save_to_disk."""
+    with named(path), open(path, encoding="utf-8") as stream:
+        found = json.load(stream)
+    told = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(told, list) or not all(isinstance(entry, kind) for entry in told):
+        raise DataError(f"{path}: no list {key!r} is in it; is it damaged?")
+    return told
+
+
+def refuse_unread(folder, paths):
+    """Errors: DataError where data lie in files that would be passed over without a word."""
+    rows = any(os.path.splitext(p)[1] in FORMATS and not is_text(p) for p in paths)
+    unread = []
+    for path in paths:
+        ending = os.path.splitext(path)[1]
+        other_case = ending not in FORMATS and ending.lower() in FORMATS
+        if ending.lower() in UNREAD or (other_case and not (rows and is_text(path))):
+            unread.append(os.path.relpath(path, folder))
+    if unread:
+        raise DataError(
+            f"{folder}: cannot read {shortened(', '.join(unread))}; unpack them, convert them to"
+            f" one of {', '.join(FORMATS)} (in small letters), or move them away"
+        )
+
+
 def is_card(path):
-    return os.path.basename(path) in ("README.md", "dataset_infos.json", "dataset_info.json")
+    """Whether a file of a folder tells of the data set: its card, its licence, its descriptions."""
+    name = os.path.basename(path).lower()
+    return name in CARDS or os.path.splitext(name)[0] in ("license", "licence", "copying", "notice")
+
+
+def is_text(path):
+    return FORMATS.get(os.path.splitext(path)[1].lower()) == "text"
+
+
+def shortened(text, most=300):
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+def split_name(folder, path, splits):
+    """(full name, split) of the nearest part of a path that has one of `splits` in it, such as
+    (train_sft, train) of data/train_sft-00000-of-00002.parquet; or (None, None)."""
+    stem = os.path.splitext(os.path.relpath(path, folder))[0]
+    for part in reversed(stem.split(os.sep)):
+        # Numbers of pieces, and the hash that older writers put behind them, name no split.
+        full = re.sub(r"(-of-\d+)-[0-9a-f]{16}$", r"\1", part)
+        full = re.sub(r"([-._ ](of[-._ ])?\d+)+$", "", full)
+        words = re.split(r"[-._ 0-9]+", part) + re.split(r"[-._ ]+", part)
+        for split in splits:
+            if split == full or split in words:
+                return (split if full.rstrip("0123456789") == split else full), split
+    return None, None
 
 
 def one_split(folder, paths, split, notes):
-    """The files of one split where names tell splits apart (train-00000-of-00001.parquet)."""
-    by_split = {}
-    for path in paths:
-        parts = os.path.relpath(path, folder).replace("-", "/").replace(".", "/").split("/")
-        named = next((s for s in (split, *SPLITS) if s and s in parts), None)
-        by_split.setdefault(named, []).append(path)
-    if split and split not in by_split:
-        raise DataError(f"{folder}: no file's name says split {split}")
-    if not split and (None in by_split or len(by_split) < 2):
+    """The files of one split where names tell splits apart (train-00000-of-00001.parquet).
+
+    Errors: DataError where names leave open what belongs together."""
+    told = {path: split_name(folder, path, (split, *SPLITS) if split else SPLITS) for path in paths}
+    fulls = sorted({full for full, _ in told.values() if full})
+    listed = f"{folder}: its files are of the splits {shortened(', '.join(fulls))}"
+    remedy = "; name one with --split NAME, or name the files themselves"
+    if not fulls and not split:
         return paths
-    taken = split or ("train" if "train" in by_split else sorted(by_split)[0])
-    notes.append(f"{folder}: split {taken} of {', '.join(sorted(s for s in by_split if s))}")
-    return by_split[taken]
+    bare = [os.path.relpath(path, folder) for path in paths if not told[path][0]]
+    if bare and not split:
+        raise DataError(f"{listed}, and of none: {shortened(', '.join(bare))}{remedy}")
+    of_split = {kind for _, kind in told.values()}
+    taken = split or ("train" if "train" in of_split else sorted(of_split)[0])
+    chosen = {full for full, kind in told.values() if taken in (full, kind)}
+    if split in chosen:
+        chosen = {split}
+    if not chosen:
+        raise DataError(f"{folder}: no file's name says split {split}" + (remedy if fulls else ""))
+    if len(chosen) > 1:
+        raise DataError(f"{listed}; {', '.join(sorted(chosen))} are each a {taken}{remedy}")
+    if len(fulls) > 1 or bare:
+        notes.append(f"{folder}: split {min(chosen)} of {', '.join(fulls)}")
+    return [path for path in paths if told[path][0] in chosen]
 
 
 def pieces(paths, piece_bytes):
@@ -114,6 +211,11 @@ def pieces(paths, piece_bytes):
 
 
 def pieces_of(path, piece_bytes):
+    with named(path):
+        yield from cut(path, piece_bytes)
+
+
+def cut(path, piece_bytes):
     kind = FORMATS[os.path.splitext(path)[1]]
     size = os.path.getsize(path)
     if kind == "array" and first_character(path) == "{":
@@ -129,18 +231,11 @@ def pieces_of(path, piece_bytes):
     elif kind == "text":
         yield Piece(kind, path, 0, size, size)
     elif kind == "parquet":
-        meta = opened(path, arrow().parquet.ParquetFile).metadata
+        meta = arrow().parquet.ParquetFile(path).metadata
         for g in range(meta.num_row_groups):
             yield Piece(kind, path, g, g + 1, meta.row_group(g).total_byte_size)
     else:
         yield from arrow_pieces(path, piece_bytes)
-
-
-def opened(path, how):
-    try:
-        return how(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def first_character(path):
@@ -163,14 +258,24 @@ def refuse_one_object(path):
 def record_batches(path):
     """Record batches of an Arrow file, mapped: a stream (datasets) or a file with a footer."""
     pa = arrow()
+    with open(path, "rb") as stream:
+        head = stream.read(6)
+        stream.seek(-min(8, os.path.getsize(path)), os.SEEK_END)
+        tail = stream.read()
+    footed = head == b"ARROW1"
+    # Before Arrow 0.15 messages, and so the end, began with no FF FF FF FF.
+    if not footed and not tail.endswith(STREAM_END if head[:4] == STREAM_END[:4] else bytes(4)):
+        raise DataError(
+            f"{path}: the mark at the end of an Arrow stream is missing: the file was cut off, or"
+            " its writer never closed it; fetch or write it again"
+        )
     source = pa.memory_map(path)
-    try:
-        reader = pa.ipc.open_stream(source)
-        yield from reader
-    except pa.ArrowInvalid:
-        reader = opened(path, lambda p: pa.ipc.open_file(pa.memory_map(p)))
-        for number in range(reader.num_record_batches):
-            yield reader.get_batch(number)
+    if not footed:
+        yield from pa.ipc.open_stream(source)
+        return
+    reader = pa.ipc.open_file(source)
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
 
 
 def arrow_pieces(path, piece_bytes):
@@ -190,7 +295,7 @@ def array_pieces(path, piece_bytes):
     # Latin-1 keeps a character a byte, so positions are offsets; strings need no meaning here.
     with open(path, encoding="latin-1", newline="") as stream:
         text, base = stream.read(BLOCK_BYTES), 0
-        at = text.find("[") + 1
+        at = array_begin(path, text)
         begin = at
         while True:
             while at < len(text) and text[at] in " \t\r\n,":
@@ -198,6 +303,7 @@ def array_pieces(path, piece_bytes):
             if at < len(text) and text[at] == "]":
                 if begin < at:
                     yield Piece("array", path, base + begin, base + at, at - begin)
+                refuse_after_array(path, text[at + 1 :], base + at + 1, stream)
                 return
             try:
                 at = decoder.raw_decode(text, at)[1]
@@ -215,15 +321,33 @@ def array_pieces(path, piece_bytes):
                 text, base, begin, at = text[at:] + rest, base + at, 0, 0
 
 
+def array_begin(path, text):
+    """Where the elements of an array begin."""
+    begun = text.removeprefix("\xef\xbb\xbf").lstrip(" \t\r\n")
+    if not begun.startswith("["):
+        raise DataError(
+            f"{path}: begins with {begun[:20]!r}, not as a JSON array; rows are the elements of one"
+            " array ([...]), or objects of one line each"
+        )
+    return len(text) - len(begun) + 1
+
+
+def refuse_after_array(path, text, at, stream):
+    """Errors: DataError where more than white space comes after the array's end."""
+    while text:
+        if more := text.lstrip(" \t\r\n"):
+            raise DataError(
+                f"{path}: {more[:20]!r} comes after the end of the array, at byte"
+                f" {at + len(text) - len(more)}; make one array of all, or a file of each"
+            )
+        at += len(text)
+        text = stream.read(BLOCK_BYTES)
+
+
 def rows(piece):
-    """(place, row) of every row of a piece.  Errors: DataError that names the file, also of what a
-    library says without one."""
-    try:
+    """(place, row) of every row of a piece."""
+    with named(piece.path):
         yield from READERS[piece.format](piece)
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise DataError(f"{piece.path}: {' '.join(str(error).split())}; is it damaged?") from error
 
 
 def line_rows(piece):
@@ -274,9 +398,10 @@ def text_rows(piece):
 
 
 def parquet_rows(piece):
-    source = arrow().parquet.ParquetFile(piece.path)
+    source = arrow().parquet.ParquetFile(piece.path, page_checksum_verification=True)
     number = 0
     for batch in source.iter_batches(batch_size=256, row_groups=[piece.begin]):
+        batch.validate(full=True)
         for row in batch.to_pylist():
             yield (piece.path, f"row group {piece.begin}, row {number}"), row
             number += 1
@@ -287,6 +412,7 @@ def arrow_rows(piece):
         if number >= piece.end:
             return
         if number >= piece.begin:
+            batch.validate(full=True)
             for row, value in enumerate(batch.to_pylist()):
                 yield (piece.path, f"record batch {number}, row {row}"), value
 

@@ -1,7 +1,9 @@
 """Rows of odd shapes that data sets in use have: what they become, and how others are refused."""
+import importlib.util
 import json
 import os
 import random
+import unittest
 
 from test_data import PLAIN, Data
 
@@ -56,6 +58,18 @@ class OddRows(Odd):
         self.refused("ring h\xe9".encode("latin-1"), "no UTF-8", "byte 6", name="latin.txt")
         self.refused(b'{\n "data": [\n {"text": "a"}]}\n', "several lines", name="one.json")
 
+    def test_nothing_beside_an_array_is_lost(self):
+        array = b'[{"text": "ring"}, {"text": "stripe"}]'
+        words = ("two.json: ", "after the end of the array, at byte 40", "one array")
+        self.refused(array + b"\n " + array, *words, name="two.json")
+        self.refused(array + b" " * (5 << 20) + b"x", "two.json: 'x' comes", name="two.json")
+        words = ("two.json: begins with", "one array")
+        self.refused(b'3 {"text": "a"}\n' + array, *words, name="two.json")
+        with open(self.out("sound.json"), "wb") as f:
+            f.write(b"\xef\xbb\xbf\n " + array + b"\n\n")
+        self.build(self.out("sound.json"))
+        self.assertEqual(len(self.documents()), 2)
+
     def test_skipping_takes_broken_lines_and_texts(self):
         raw = b'{"text": "ring"}\n{"text": \n{"text": "a \\ud83d b"}\n{"text": "stripe"}\n'
         with open(self.out("broken.jsonl"), "wb") as f:
@@ -99,6 +113,138 @@ class OddRows(Odd):
         rows = [{"messages": [self.CHAT[0], {"role": "asistant", "content": "x"}, *self.CHAT]}]
         said = self.build(self.lines(rows))
         self.assertIn("1 messages of role 'asistant', which carries no loss", said)
+
+
+class Folders(Odd):
+    def folder_of(self, name, *files):
+        """A folder whose files each hold a row of their own name."""
+        for file in files:
+            path = self.out(f"{name}/{file}")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as f:
+                text = os.path.splitext(file)[0]
+                f.write(json.dumps({"text": text}) + "\n" if ".json" in file else text)
+        return self.out(name)
+
+    def taken(self, name, *files, split=None):
+        """Names of the files of which rows are taken."""
+        options = ["--force", "--no-eos", *(["--split", split] if split else [])]
+        self.build(self.folder_of(name, *files), options=options)
+        return sorted(self.loaded().decode(tokens) for tokens, _ in self.documents())
+
+    def not_taken(self, name, *files, words, split=None):
+        options = ["--split", split] if split else []
+        error = self.build(self.folder_of(name, *files), options=options, out="no.h5", status=2)
+        self.assertEqual(error.count("\n"), 1, error)
+        for word in (self.out(name), *words):
+            self.assertIn(word, error)
+
+    def test_splits_of_a_folder_are_not_mixed(self):
+        ultra = [f"data/{s}-00000-of-00001.jsonl" for s in ("train_sft", "test_sft", "train_gen")]
+        words = ("test_sft, train_gen, train_sft", "--split")
+        self.not_taken("ultra", *ultra, words=words)
+        self.not_taken("ultra", *ultra, words=words, split="train")
+        self.not_taken("ultra", words=("no file's name says split dev",), split="dev")
+        self.assertEqual(self.taken("ultra", split="train_sft"), [ultra[0][:-6]])
+        self.assertEqual(self.taken("pair", "train_00.jsonl", "test_00.jsonl"), ["train_00"])
+        pieces = [
+            "train-00000-of-00002-0123456789abcdef.jsonl",
+            "train-1-of-2.jsonl",
+            "test1.jsonl",
+        ]
+        self.assertEqual(len(self.taken("pieces", *pieces)), 2)
+        self.assertEqual(self.taken("deep", "train/a.jsonl", "test/a.jsonl"), ["train/a"])
+
+    def test_one_file_of_no_split_does_not_mix_them(self):
+        files = ("train.jsonl", "test.jsonl", "LICENSE.md", "notes.txt")
+        self.assertEqual(self.taken("plain", *files), ["train"])
+        self.not_taken("plain", "more.jsonl", words=("test, train", "more.jsonl", "--split"))
+        self.assertEqual(self.taken("plain", split="test"), ["test"])
+        self.assertEqual(self.taken("unnamed", "ab.jsonl", "ba_1.jsonl"), ["ab", "ba_1"])
+        self.assertEqual(self.taken("own", "a_v1.jsonl", "a_v2.jsonl", split="v2"), ["a_v2"])
+        self.assertEqual(self.taken("texts", "ab.txt", "ba.md", "LICENSE.txt"), ["ab", "ba"])
+
+    def test_files_that_are_not_read_are_refused(self):
+        quiet = ["README.md", "LICENSE", "LICENSE.TXT", "dataset_infos.json", "sub/state.json"]
+        folder = self.folder_of("mixed", "sub/part-0.jsonl", *quiet, ".gitattributes")
+        self.assertEqual(self.taken("mixed"), ["sub/part-0"])
+        for name in ("part-1.jsonl.gz", "part-2.csv", "x.JSONL", "sub/part-3.jsonl.zst"):
+            self.folder_of("mixed", name)
+            self.not_taken("mixed", words=(f"cannot read {name};", "unpack", "move them away"))
+            os.remove(f"{folder}/{name}")
+
+    def test_damaged_descriptions_are_named(self):
+        for name in ("dataset_dict.json", "state.json"):
+            for text in ("{", "[]", "{}", '{"splits": [3], "_data_files": [{}]}', "\xff"):
+                folder = self.folder_of(name.split(".")[0], "train.jsonl")
+                with open(f"{folder}/{name}", "w", encoding="latin-1") as f:
+                    f.write(text)
+                error = self.build(folder, out="no.h5", status=2)
+                self.assertEqual(error.count("\n"), 1, error)
+                self.assertIn(f"{folder}/{name}: ", error)
+                self.assertIn("is it damaged?", error)
+
+
+@unittest.skipIf(importlib.util.find_spec("pyarrow") is None, "no pyarrow")
+class DamagedTables(Odd):
+    def table(self):
+        import pyarrow
+
+        rows = random.Random(3)
+        return pyarrow.table({"text": [f"ring {rows.random()}" for _ in range(60)]})
+
+    def stream(self, footed=False):
+        """Bytes of an Arrow file of six batches, and how many each batch's end is at."""
+        import pyarrow
+
+        sink, ends = pyarrow.BufferOutputStream(), []
+        new = pyarrow.ipc.new_file if footed else pyarrow.ipc.new_stream
+        with new(sink, self.table().schema) as writer:
+            for batch in self.table().to_batches(max_chunksize=10):
+                writer.write_batch(batch)
+                ends.append(sink.tell())
+        return sink.getvalue().to_pybytes(), ends
+
+    def parquet(self, **options):
+        import pyarrow
+        import pyarrow.parquet
+
+        sink = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(
+            self.table(), sink, compression="none", use_dictionary=False, **options
+        )
+        return sink.getvalue().to_pybytes()
+
+    def test_damage_is_blamed_on_its_file(self):
+        words = ("is it damaged?",)
+        for footed in (False, True):
+            raw, ends = self.stream(footed)
+            said = words if footed else ("the end of an Arrow stream",)
+            self.refused(raw[: ends[2] - 40], "cut.arrow: ", *said, name="cut.arrow")
+            at = raw.index(b"ring")
+            bad = raw[:at] + b"\xff" + raw[at + 1 :]
+            self.refused(bad, "bad.arrow: ", "UTF8", *words, name="bad.arrow")
+        self.refused(b"x" * 300, "x.arrow: ", name="x.arrow")
+        raw = self.parquet()
+        self.refused(raw[:-60], "cut.parquet: ", *words, name="cut.parquet")
+        at = raw.rindex(b"ring", 0, len(raw) // 2)
+        bad = raw[:at] + b"\xff" + raw[at + 1 :]
+        self.refused(bad, "bad.parquet: ", "UTF8", *words, name="bad.parquet")
+
+    def test_a_stream_cut_between_batches_is_refused(self):
+        raw, ends = self.stream()
+        words = ("cut.arrow: ", "end of an Arrow stream", "again")
+        self.refused(raw[: ends[2]], *words, name="cut.arrow")
+        self.refused(raw[:-4], *words, name="cut.arrow")
+
+    def test_checksums_of_parquet_pages_are_verified(self):
+        raw = self.parquet(write_page_checksum=True)
+        with open(self.out("sound.parquet"), "wb") as f:
+            f.write(raw)
+        self.build(self.out("sound.parquet"), options=["--force"])
+        at = raw.rindex(b"ring", 0, len(raw) // 2)  # in a page, not in its header
+        bad = raw[:at] + b"R" + raw[at + 1 :]
+        self.refused(bad, "bad.parquet: ", "is it damaged?", name="bad.parquet")
 
 
 class OddTokenizers(Odd):
