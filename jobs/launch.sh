@@ -61,7 +61,8 @@ ballast_requeue() {
     echo "# job $job was restarted $restarts times (BALLAST_MAX_RESTARTS): not requeued"
   else
     echo "# job $job $why: requeued"
-    scontrol requeue "$job"
+    scontrol requeue "$job" ||
+      echo "# job $job was not requeued: continue with BALLAST_RESUME=1 BALLAST_RUN=$run"
   fi
 }
 
@@ -112,10 +113,17 @@ ballast_train() {
     ${BALLAST_SRUN_FLAGS:-} \
     "$program" train "${arguments[@]}" -d "$run" "${resume[@]}" &
   srun_pid=$!
+  # A warning since the look above found no srun to pass itself on to.
+  if [ -n "$warned" ]; then kill -USR1 "$srun_pid" 2>/dev/null || true; fi
   # A signal ends a wait early, with the signal's status; the wait after srun's end has srun's.
   while kill -0 "$srun_pid" 2>/dev/null; do wait "$srun_pid" || true; done
   wait "$srun_pid" || status=$?
-  trap - USR1 TERM
-  if [ "$status" = 75 ]; then ballast_requeue "$run" "stopped early with a checkpoint"; fi
+  trap '' USR1 TERM  # a second warning must not end the script before the job is back in the queue
+  if [ "$status" = 75 ]; then
+    ballast_requeue "$run" "stopped early with a checkpoint"
+  elif [ -n "$warned" ] && [ "$status" = $((128 + $(kill -l USR1))) ]; then
+    ballast_requeue "$run" "was warned before its ranks listened"
+    status=75
+  fi
   exit "$status"
 }

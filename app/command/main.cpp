@@ -34,12 +34,12 @@ double start_limit_s(const CommandLine& line) {
   return limit_s;
 }
 
-/// Why --json cannot be written, or would replace what the command reads or writes; or "".
+/// Why --json cannot be written, or would replace a file that the command line names; or "".
 std::string twin_problem(const CommandLine& line) {
   if (line.json.empty()) return "";
   const auto path = [](const std::string& file) { return std::filesystem::weakly_canonical(file); };
   for (const auto& [file, what] : {std::pair{line.deck_file, "the deck"},
-                                   {line.restart, "the checkpoint"},
+                                   {line.restart == "latest" ? "" : line.restart, "the checkpoint"},
                                    {line.checkpoint, "the checkpoint"},
                                    {line.tune.write, "what --write names"}})
     if (!file.empty() && path(file) == path(line.json))

@@ -254,6 +254,8 @@ CheckFacts CheckFacts::of(const Config& config, OpenedFiles files) {
   f.fp8 = config.run.fp8();
   f.zero = config.optimizer.zero;
   f.recompute = name(config.recompute.mode);
+  if (config.recompute.mode != Recompute::none && config.recompute.layers >= 0)
+    f.recompute += fmt::format(" in the first {} layers of a stage", config.recompute.layers);
   const MeshShape& mesh = f.options.mesh;
   for (const Problem& note : without_effect(config)) f.notes.push_back(note.message());
   LargestMicroBatch largest = largest_micro_batch(config, f);

@@ -95,10 +95,11 @@ std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOp
         lane_work(plan, static_cast<int>(d), stages.front().index_rules());
     const std::vector<StageWork> before = evaluation_work(options, d);
     for (std::size_t s = 0; s < stages.size(); ++s) {
-      StageWork work = step.at(s);
-      peaks[s].take_larger(replay_memory(stages[s], work, before.at(s)));
-      work.fewest = true;
-      if (work.uneven()) peaks[s].take_larger(replay_memory(stages[s], work, before.at(s)));
+      StageWork work = step.at(s), evaluated = before.at(s);
+      peaks[s].take_larger(replay_memory(stages[s], work, evaluated));
+      if (!work.uneven() && !evaluated.uneven()) continue;
+      work.fewest = evaluated.fewest = true;
+      peaks[s].take_larger(replay_memory(stages[s], work, evaluated));
     }
   }
   return peaks;
@@ -107,10 +108,13 @@ std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOp
 MemoryEstimate replay_ranks(const StageMemory& stage, std::vector<StageWork> steps,
                             const StageWork& evaluation, std::int64_t evaluates) {
   MemoryEstimate most = replay_run(stage, steps, evaluation, evaluates);
-  if (std::none_of(steps.begin(), steps.end(), [](const StageWork& w) { return w.uneven(); }))
+  if (!evaluation.uneven() &&
+      std::none_of(steps.begin(), steps.end(), [](const StageWork& w) { return w.uneven(); }))
     return most;
+  StageWork evaluated = evaluation;
+  evaluated.fewest = true;
   for (StageWork& step : steps) step.fewest = true;
-  most.take_peaks(replay_run(stage, steps, evaluation, evaluates));
+  most.take_peaks(replay_run(stage, steps, evaluated, evaluates));
   return most;
 }
 

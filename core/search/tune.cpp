@@ -292,6 +292,8 @@ class Search {
           in_time(std::min(found_.size(), now >= options_.steps ? list : 2 * list),
                   static_cast<double>(now - last) * step_s, 1);
       if (carried < std::min(list, found_.size())) break;
+      reserve_.insert(reserve_.begin(), found_.begin() + static_cast<std::ptrdiff_t>(carried),
+                      found_.end());
       found_.resize(carried);
       std::vector<Trial> longer(found_.size());
       each(found_.size(),
@@ -315,15 +317,19 @@ class Search {
         least(facts->least_estimate_s, promise(e));
       }
     }
+    // Of fewer steps, for where those above turn out too large.
+    found_.insert(found_.end(), reserve_.begin(), reserve_.end());
     keep_what_fits(list);
   }
 
   /// The first `most` of what was found that fit with their steps one after another.
   void keep_what_fits(std::size_t most) {
+    const std::int64_t steps = found_.empty() ? 0 : found_.front().steps;
     for (std::size_t at = 0; at < found_.size() && result_.best.size() < most;) {
       std::vector<Trial> next(std::min(most - result_.best.size(), found_.size() - at));
-      each(next.size(),
-           [&](TuneTrials& trials, std::size_t i) { next[i] = trials.in_turn(found_[at + i]); });
+      each(next.size(), [&](TuneTrials& trials, std::size_t i) {
+        next[i] = trials.in_turn(trials.more(found_[at + i], steps));
+      });
       at += next.size();
       for (Trial& trial : next)
         if (fits(trial)) result_.best.push_back(std::move(trial));
@@ -339,7 +345,8 @@ class Search {
   std::vector<Entry> entries_;
   std::vector<std::pair<double, double>> error_;  ///< [kind] sum of simulated over estimate, count
   std::pair<double, double> all_errors_{0, 0};
-  std::vector<Trial> found_;  ///< that fit, the fastest first
+  std::vector<Trial> found_;    ///< that fit, the fastest first
+  std::vector<Trial> reserve_;  ///< slower ones, which fit by fewer steps
   TuneResult result_;
 };
 

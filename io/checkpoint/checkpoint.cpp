@@ -1,6 +1,7 @@
 #include "io/checkpoint/checkpoint.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <set>
 #include <utility>
@@ -36,26 +37,33 @@ std::unique_ptr<CheckpointFile> open_checked(const std::string& path, const Comm
 }
 
 /// Whether a file's elements of `from` are read into a tensor of `to`: as they are, and moments
-/// between fp32 and bf16 (optimizer.moments).
+/// to bf16 and from it (optimizer.moments).
 bool readable(const std::string& field, DType from, DType to) {
-  const auto is = [&](DType a, DType b) { return from == a && to == b; };
-  return from == to || ((field == "moment1" || field == "moment2") &&
-                        (is(DType::f32, DType::bf16) || is(DType::bf16, DType::f32)));
+  return from == to ||
+         ((field == "moment1" || field == "moment2") && (from == DType::bf16 || to == DType::bf16));
 }
 
-/// bf16 to fp32 exactly, fp32 to the nearest bf16 (ties to even); finite values.
-void convert(const std::byte* from, DType type, std::int64_t count, std::byte* to) {
+std::uint16_t nearest_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return static_cast<std::uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
+/// bf16 to fp32 or fp64 exactly, these to the nearest bf16 (of fp32, ties to even); finite values.
+void convert(const std::byte* from, DType type, std::int64_t count, std::byte* to, DType wanted) {
   const auto n = static_cast<std::size_t>(count);
-  if (type == DType::bf16) {
-    const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-    auto* wide = reinterpret_cast<std::uint32_t*>(to);
-    for (std::size_t i = 0; i < n; ++i) wide[i] = std::uint32_t{bits[i]} << 16;
-    return;
-  }
-  const auto* bits = reinterpret_cast<const std::uint32_t*>(from);
-  auto* narrow = reinterpret_cast<std::uint16_t*>(to);
-  for (std::size_t i = 0; i < n; ++i)
-    narrow[i] = static_cast<std::uint16_t>((bits[i] + 0x7FFFu + (bits[i] >> 16 & 1u)) >> 16);
+  const auto* narrow = reinterpret_cast<const bf16*>(from);
+  const auto as = [&](auto value) {
+    using T = decltype(value);
+    if (type == DType::bf16) {
+      for (std::size_t i = 0; i < n; ++i)
+        reinterpret_cast<T*>(to)[i] = std::bit_cast<float>(std::uint32_t{narrow[i].bits} << 16);
+      return;
+    }
+    for (std::size_t i = 0; i < n; ++i)
+      reinterpret_cast<bf16*>(to)[i].bits =
+          nearest_bf16(static_cast<float>(reinterpret_cast<const T*>(from)[i]));
+  };
+  dispatch_float(type == DType::bf16 ? wanted : type, as);
 }
 
 /// The shard's parameters and fields must be in the file as they are in memory, or readable().
@@ -210,7 +218,7 @@ void load(const CheckpointFile& file, CheckpointShard& shard, const CountedPart&
       if (!same) {
         converted.resize(on_host ? 0 : bytes);
         std::byte* in_place = on_host ? memory : converted.data();
-        convert(std::exchange(target, in_place), dataset.type, piece, in_place);
+        convert(std::exchange(target, in_place), dataset.type, piece, in_place, tensor.dtype());
       }
       if (!on_host)
         device_of(tensor.space()).copy(memory, tensor.space(), target, Space::host, bytes);

@@ -504,7 +504,8 @@ TEST(Simulate, RanksThatShareMuonAreReplayedWithTheirOwnShares) {
         const auto sp = static_cast<std::size_t>(split.sp);
         const auto ring_rank = static_cast<int>(r / sp) % split.ring(),
                    d = static_cast<int>(r / sp) / split.ring();
-        wanted = std::max(wanted, replay_run(one, {lane_work(plan, d, {}, ring_rank)[0]}).total());
+        wanted =
+            std::max(wanted, replay_ranks(one, {lane_work(plan, d, {}, ring_rank)[0]}).total());
       }
       EXPECT_EQ(run_memory({plan}, options, 0)[0].total(), wanted) << most;
       // Over many steps every rank meets the fullest micro-batches.

@@ -224,8 +224,10 @@ TEST_F(Checkpoint, MomentsAreReadAsFp32OrBf16) {
   const std::string said = error_of([&] { read_checkpoint(path, world, other); });
   EXPECT_NE(said.find("holds f32"), std::string::npos) << "weights do not change: " << said;
   other.fields["master"] = Tensor::zeros({total}, DType::f32);
-  EXPECT_NE(error_of([&] { read_checkpoint(path, world, other); }).find("holds bf16"),
-            std::string::npos);
+  read_checkpoint(path, world, other);
+  for (std::int64_t i = 0; i < total; ++i)
+    ASSERT_EQ(other.fields.at("moment1").data<double>()[i],
+              again.fields.at("moment1").data<float>()[i]);
 }
 
 TEST_F(Checkpoint, FieldsThatTheFirstParametersLack) {
