@@ -2,6 +2,7 @@
 import concurrent.futures
 import ctypes
 import gc
+import json
 import multiprocessing
 import os
 import shutil
@@ -11,6 +12,7 @@ import time
 
 import readers
 import recipe as recipes
+import template
 from conversation import pair, sample
 from cutting import Cutter
 from errors import DataError, RowError, Unreadable
@@ -40,14 +42,30 @@ def start(recipe, folder, parent):
         STATE["error"] = error
 
 
-def cutter_of(recipe):
+def loaded_tokenizer(folder):
+    """The tokenizer of a folder, whose tokens keep the places of their leading spaces."""
     import tokenizers
 
-    path = os.path.join(recipe["tokenizer"], "tokenizer.json")
+    path = os.path.join(folder, "tokenizer.json")
+    stored = template.read_json(path)
+    keep_spaces(stored.get("post_processor"))
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(path)
+        return tokenizers.Tokenizer.from_str(json.dumps(stored, ensure_ascii=False))
     except Exception as error:  # the library knows no narrower one
         raise DataError(f"{path}: {error}") from error
+
+
+def keep_spaces(part):
+    """Spaces that trim_offsets cuts off a token's place would carry no loss; ids do not change."""
+    for value in part if isinstance(part, list) else [part]:
+        if isinstance(value, dict):
+            if value.get("trim_offsets"):
+                value["trim_offsets"] = False
+            keep_spaces(value.get("processors"))
+
+
+def cutter_of(recipe):
+    tokenizer = loaded_tokenizer(recipe["tokenizer"])
     encoder = Encoder(
         tokenizer,
         recipes.chat_template(recipe),

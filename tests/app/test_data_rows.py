@@ -26,6 +26,14 @@ class Odd(Data):
         for word in words:
             self.assertIn(word, error)
 
+    def change(self, name, change):
+        """Changes a JSON file of the tokenizer's folder."""
+        with open(f"{self.tokenizer}/{name}") as f:
+            stored = json.load(f)
+        change(stored)
+        with open(f"{self.tokenizer}/{name}", "w") as f:
+            json.dump(stored, f)
+
 
 class OddRows(Odd):
     def test_layouts(self):
@@ -95,6 +103,22 @@ class OddRows(Odd):
         error = self.build(rows, status=2)
         self.assertIn("tokenizer.json: is a Git LFS pointer", error)
 
+    def test_tool_calls_without_content_are_learnt(self):
+        call = {"type": "function", "function": {"name": "ring", "arguments": {"x": 1}}}
+        told = {"role": "assistant", "tool_calls": [call]}
+        for asked in ("m.content is not none", "m.content is string", "not m.tool_calls"):
+            written = "m.content if " + asked + " else m.tool_calls | tojson"
+            template = PLAIN.replace("m['content']", f"({written})")
+            self.change("tokenizer_config.json", lambda c, t=template: c.update(chat_template=t))
+            rows = [{"messages": [self.CHAT[0], {**told, "content": None}]}]
+            rows += [{"messages": [self.CHAT[0], told]}] * (asked != "m.content is not none")
+            self.assertEqual(self.learnt(rows), [json.dumps([call]) + "<|im_end|>"] * len(rows))
+        rows = [self.CHAT, [self.CHAT[0], {**told, "content": ""}]]
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=PLAIN))
+        error = self.build(self.lines(rows), options=["--restart", "--force"], status=2)
+        self.assertIn("chat.jsonl:2: the chat template renders nothing of the tool calls", error)
+        self.assertIn("message 2", error)
+
     def test_misspelt_roles_are_told(self):
         rows = [{"messages": [self.CHAT[0], {"role": "asistant", "content": "x"}, *self.CHAT]}]
         said = self.build(self.lines(rows))
@@ -150,6 +174,17 @@ class OddTokenizers(Odd):
         error = self.build(self.lines([{"text": "a"}]), status=2)
         self.assertIn("tokenizer.json: ", error)
         self.assertNotIn("died", error)
+
+    def test_leading_spaces_of_an_answer_carry_loss(self):
+        trims = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        chains = {"type": "Sequence", "processors": [{**trims, "use_regex": True}]}
+        for post in ({**trims, "use_regex": True}, chains):
+            self.change("tokenizer.json", lambda stored, p=post: stored.update(post_processor=p))
+            for answer in ("   stripe", " ", "  \n x"):
+                chat = [self.CHAT[0], {"role": "assistant", "content": answer}]
+                (learnt,) = self.learnt([{"messages": chat}])
+                # A token may hold the line feed of the header as well.
+                self.assertEqual(learnt.removeprefix("\n"), answer + "<|im_end|>")
 
 
 class OddPairs(Odd):
