@@ -119,7 +119,7 @@ def begins_with(chosen, rejected, prompt):
     same = common(chosen, rejected)
     if isinstance(prompt, list):
         return 0 < len(prompt) <= same and chosen[: len(prompt)] == prompt
-    shared = [message(entry)[0]["content"] for entry in chosen[:same]]
+    shared = [message(entry)[0].get("content") for entry in chosen[:same]]
     return isinstance(prompt, str) and prompt in shared
 
 
@@ -175,8 +175,8 @@ def message(entry):
     """(message, weight) in the form that templates expect."""
     if not isinstance(entry, dict):
         raise RowError(f"a message is a {type(entry).__name__}, not an object")
-    # Parquet gives every message every column of any.
-    one = {k: v for k, v in entry.items() if v is not None}
+    # Parquet gives every message every column of any; templates ask whether the content is none.
+    one = {k: v for k, v in entry.items() if v is not None or k == "content"}
     if "from" in one and "value" in one:
         one["role"], one["content"] = one.pop("from"), one.pop("value")
     if not isinstance(one.get("role"), str):
@@ -191,8 +191,6 @@ def message(entry):
         if not all(isinstance(p, dict) and p.get("type") == "text" for p in content):
             raise RowError("a message holds parts that are no text")
         one["content"] = "".join(p["text"] for p in content)
-    elif content is None:
-        one["content"] = ""
-    elif not isinstance(content, str):
+    elif content is not None and not isinstance(content, str):
         raise RowError(f"content is a {type(content).__name__}, not text")
     return one, None if weight is None else int(weight)
