@@ -93,12 +93,12 @@ class Encoder:
                 "the rows are conversations, but the tokenizer's folder has no chat template;"
                 " --chat-template FILE names one"
             )
-        if self.chat.marked and any(
+        if self.chat.marks(sample.tools) and any(
             mark in (m.get("content") or "") for m in sample.messages for mark in (OPEN, CLOSE)
         ):
             raise RowError("a message holds U+FDD0 or U+FDD1, which no text may hold")
         self.refuse_lost_calls(sample)
-        if self.chat.marked and not self.asked_of_others(sample):
+        if self.chat.marks(sample.tools) and not self.asked_of_others(sample):
             return [self.by_marks(sample)]
         try:
             return [self.by_prefixes(sample)]

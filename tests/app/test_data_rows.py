@@ -3,7 +3,7 @@ import json
 import os
 import random
 
-from test_data import PLAIN, Data
+from test_data import MARKED, PLAIN, Data
 
 
 class Odd(Data):
@@ -185,6 +185,33 @@ class OddTokenizers(Odd):
                 (learnt,) = self.learnt([{"messages": chat}])
                 # A token may hold the line feed of the header as well.
                 self.assertEqual(learnt.removeprefix("\n"), answer + "<|im_end|>")
+
+    def test_samples_with_tools_take_the_template_for_them(self):
+        tools = [{"type": "function", "function": {"name": "ring"}}]
+        rows = [{"messages": self.CHAT}, {"messages": self.CHAT, "tools": tools}]
+        for_tools = "{{ tools | tojson }}\n" + MARKED
+        listed = [
+            {"name": "default", "template": PLAIN},
+            {"name": "tool_use", "template": for_tools},
+        ]
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=listed))
+        folder, texts = f"{self.tokenizer}/additional_chat_templates", []
+        for in_files in (False, True):
+            if in_files:
+                self.change("tokenizer_config.json", lambda c: c.pop("chat_template"))
+                os.makedirs(folder)
+                for path, source in (("../chat_template", PLAIN), ("tool_use", for_tools)):
+                    with open(f"{folder}/{path}.jinja", "w") as f:
+                        f.write(source)
+            self.assertEqual(self.learnt(rows), ["stripe 1234<|im_end|>"] * 2)
+            texts.append([self.loaded().decode(tokens, False) for tokens, _ in self.documents()])
+        self.assertEqual(texts[0], texts[1])
+        self.assertEqual(texts[0][1], json.dumps(tools) + "\n" + texts[0][0])
+
+    def test_templates_know_documents(self):
+        source = "{% if documents is none %}" + PLAIN + "{% endif %}"
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=source))
+        self.assertEqual(self.learnt([self.CHAT]), ["stripe 1234<|im_end|>"])
 
 
 class OddPairs(Odd):
