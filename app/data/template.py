@@ -130,8 +130,11 @@ def find(folder, file=None):
     """(source, special tokens) of a tokenizer's folder, or the source of `file`: the template
     `default`, and after FOR_TOOLS the one named tool_use; None where there is none."""
     config = read_json(os.path.join(folder, "tokenizer_config.json"))
+    # Older folders keep names of special tokens in a file of their own, as Transformers reads them.
+    older = "added_tokens_decoder" not in config
+    named = read_json(os.path.join(folder, "special_tokens_map.json")) if older else {}
     tokens = {}
-    for name, value in config.items():
+    for name, value in [*named.items(), *config.items()]:
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content

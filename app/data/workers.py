@@ -48,11 +48,29 @@ def loaded_tokenizer(folder):
 
     path = os.path.join(folder, "tokenizer.json")
     stored = template.read_json(path)
+    refuse_lost_tokens(folder, stored)
     keep_spaces(stored.get("post_processor"))
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(stored, ensure_ascii=False))
     except Exception as error:  # the library knows no narrower one
         raise DataError(f"{path}: {error}") from error
+
+
+def refuse_lost_tokens(folder, stored):
+    """Errors: DataError where Transformers would add tokens to those of tokenizer.json."""
+    config = template.read_json(os.path.join(folder, "tokenizer_config.json"))
+    if "added_tokens_decoder" in config:
+        name, table = "tokenizer_config.json", config["added_tokens_decoder"] or {}
+        asked = [t.get("content") if isinstance(t, dict) else t for t in table.values()]
+    else:
+        name = "added_tokens.json"
+        asked = list(template.read_json(os.path.join(folder, name)))
+    known = {t.get("content") for t in stored.get("added_tokens") or []}
+    if lacking := next((token for token in asked if token not in known), None):
+        raise DataError(
+            f"{folder}: tokenizer.json lacks {lacking!r}, a token that {name} adds; save the folder"
+            " again with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
 
 
 def keep_spaces(part):

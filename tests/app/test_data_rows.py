@@ -213,6 +213,30 @@ class OddTokenizers(Odd):
         self.change("tokenizer_config.json", lambda c: c.update(chat_template=source))
         self.assertEqual(self.learnt([self.CHAT]), ["stripe 1234<|im_end|>"])
 
+    def test_special_tokens_in_a_file_of_their_own(self):
+        self.change("tokenizer_config.json", lambda c: c.pop("eos_token"))
+        source = "{{ bos_token }}" + PLAIN
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=source))
+        named = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>"}
+        with open(f"{self.tokenizer}/special_tokens_map.json", "w") as f:
+            json.dump(named, f)
+        self.assertTrue(self.learnt([{"text": "ring"}])[0].endswith("<|im_end|>"))
+        self.learnt([self.CHAT])
+        begun = self.loaded().token_to_id("<|im_start|>")
+        self.assertEqual(self.documents()[0][0][:2], [begun, begun])
+
+    def test_added_tokens_that_tokenizer_json_lacks_are_named(self):
+        rows = self.lines([self.CHAT])
+        with open(f"{self.tokenizer}/added_tokens.json", "w") as f:
+            json.dump({"<|im_end|>": 1, "<|turn|>": 600}, f)
+        error = self.build(rows, status=2)
+        self.assertIn("tokenizer.json lacks '<|turn|>', a token that added_tokens.json adds", error)
+        added = {"1": {"content": "<|im_end|>"}, "600": {"content": "<|call|>"}}
+        self.change("tokenizer_config.json", lambda c: c.update(added_tokens_decoder=added))
+        error = self.build(rows, options=["--restart"], status=2)
+        self.assertIn("tokenizer.json lacks '<|call|>'", error)
+        self.assertIn("save_pretrained", error)
+
 
 class OddPairs(Odd):
     def test_layouts_of_pairs(self):
