@@ -48,7 +48,9 @@ def loaded_tokenizer(folder):
 
     path = os.path.join(folder, "tokenizer.json")
     stored = template.read_json(path)
-    refuse_lost_tokens(folder, stored)
+    config = template.read_json(os.path.join(folder, "tokenizer_config.json"))
+    refuse_lost_tokens(folder, config, stored)
+    refuse_other_ids(folder, config, stored)
     keep_spaces(stored.get("post_processor"))
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(stored, ensure_ascii=False))
@@ -56,9 +58,8 @@ def loaded_tokenizer(folder):
         raise DataError(f"{path}: {error}") from error
 
 
-def refuse_lost_tokens(folder, stored):
+def refuse_lost_tokens(folder, config, stored):
     """Errors: DataError where Transformers would add tokens to those of tokenizer.json."""
-    config = template.read_json(os.path.join(folder, "tokenizer_config.json"))
     if "added_tokens_decoder" in config:
         name, table = "tokenizer_config.json", config["added_tokens_decoder"] or {}
         asked = [t.get("content") if isinstance(t, dict) else t for t in table.values()]
@@ -70,6 +71,28 @@ def refuse_lost_tokens(folder, stored):
         raise DataError(
             f"{folder}: tokenizer.json lacks {lacking!r}, a token that {name} adds; save the folder"
             " again with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+
+
+def refuse_other_ids(folder, config, stored):
+    """Errors: DataError of settings with which the ids would be random, or not Transformers'."""
+    if dropout := stored["model"].get("dropout"):
+        raise DataError(
+            f"{folder}/tokenizer.json: model.dropout is {dropout}, which splits the same text at"
+            ' random; set it to null ("dropout": null)'
+        )
+    if config.get("split_special_tokens"):
+        raise DataError(
+            f"{folder}/tokenizer_config.json: split_special_tokens takes a template's special"
+            " tokens apart; remove it there"
+        )
+    before = stored.get("pre_tokenizer") or {}
+    asked, done = config.get("add_prefix_space"), before.get("add_prefix_space")
+    if isinstance(asked, bool) and isinstance(done, bool) and asked != done:
+        asked, done = json.dumps(asked), json.dumps(done)
+        raise DataError(
+            f"{folder}/tokenizer_config.json: add_prefix_space is {asked}, but {done} in the"
+            " pre_tokenizer of tokenizer.json; make both the same"
         )
 
 

@@ -237,6 +237,24 @@ class OddTokenizers(Odd):
         self.assertIn("tokenizer.json lacks '<|call|>'", error)
         self.assertIn("save_pretrained", error)
 
+    def test_settings_that_change_ids_are_refused(self):
+        rows = self.lines([{"text": "ring"}])
+        config, tokens = "tokenizer_config.json", "tokenizer.json"
+        for name, words, change, back in (
+            (tokens, "dropout is 0.3", {"dropout": 0.3}, {"dropout": None}),
+            (config, "split_special_tokens", {"split_special_tokens": True}, None),
+            (config, "add_prefix_space is true, but false", {"add_prefix_space": True}, None),
+        ):
+            back = back or {next(iter(change)): False}
+            part = lambda c: c.get("model", c)
+            self.change(name, lambda c, v=change: part(c).update(v))
+            error = self.build(rows, options=["--restart", "--force"], status=2)
+            self.assertIn(words, error)
+            self.assertIn(name, error)
+            self.assertEqual(error.count("\n"), 1, error)
+            self.change(name, lambda c, v=back: part(c).update(v))
+            self.build(rows, options=["--restart", "--force"])
+
 
 class OddPairs(Odd):
     def test_layouts_of_pairs(self):
