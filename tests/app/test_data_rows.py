@@ -277,3 +277,30 @@ class OddPairs(Odd):
     def test_texts_without_prompt_part_at_a_word(self):
         rows = [{"chosen": "Q: ring\nA: stripes", "rejected": "Q: ring\nA: strip"}]
         self.assertEqual(self.learnt(rows, "--pairs"), [" stripes<|im_end|>", " strip<|im_end|>"])
+
+    def test_a_prompt_is_never_rendered_twice(self):
+        asked, good, bad = self.CHAT[0], self.CHAT[1], {"role": "assistant", "content": "x"}
+        spaced = {"role": "user", "content": " ring\n"}
+        rows = [{"prompt": [asked], "chosen": [good], "rejected": [bad]}]
+        for prompt in ("ring", [asked]):
+            both = {"chosen": [spaced, good], "rejected": [spaced, bad]}
+            rows.append({"prompt": prompt, **both})
+        self.learnt(rows, "--pairs")
+        begun = self.loaded().token_to_id("<|im_start|>")
+        self.assertEqual([tokens.count(begun) for tokens, _ in self.documents()], [2] * 6)
+        other = {"role": "user", "content": "stripe"}
+        row = {"prompt": "ring", "chosen": [other, good], "rejected": [other, bad]}
+        error = self.build(self.lines([row]), options=["--pairs", "--restart", "--force"], status=2)
+        self.assertIn("chat.jsonl:1: beside the row's prompt, an answer begins", error)
+        row = json.dumps({"prompt": [asked], "completion": [asked, good]}).encode()
+        self.refused(row, "odd.jsonl:1: beside the row's prompt")
+
+    def test_a_system_column_and_a_system_message(self):
+        first = {"role": "system", "content": "chunk"}
+        self.learnt([{"system": "chunk", "messages": self.CHAT}, {"messages": [first, *self.CHAT]}])
+        one, two = self.documents()
+        self.assertEqual(one, two)
+        self.learnt([{"system": "chunk", "messages": [first, *self.CHAT]}])
+        self.assertEqual(self.documents(), [one])
+        row = json.dumps({"system": "other", "messages": [first, *self.CHAT]}).encode()
+        self.refused(row, "odd.jsonl:1", "two system messages")
