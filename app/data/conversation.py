@@ -15,6 +15,7 @@ ROLES = {
     "observation": "tool",
 }
 KNOWN_ROLES = {*ROLES, *ROLES.values(), "system", "developer"}
+PROMPT_ROLES = ("user", "system", "developer")
 CONVERSATIONS = ("messages", "conversations", "conversation")
 INSTRUCTIONS = (("input", "output"), ("context", "response"))  # Alpaca's columns, Dolly's
 
@@ -53,6 +54,7 @@ def sample(row, key=None):
         if row.get(name) is not None:
             return chat(listed_messages(row[name], name), row)
     if row.get("completion") is not None and row.get("prompt") is not None:
+        refuse_second_prompt(row["completion"])
         return completion(row["prompt"], row["completion"], row)
     for asked_of, answer in INSTRUCTIONS:
         if row.get("instruction") is not None and row.get(answer) is not None:
@@ -97,8 +99,11 @@ def pair(row):
         if same == 0:
             raise RowError("a row of preferences without a prompt")
         prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
-    elif isinstance(chosen, list) and isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
+    else:
+        refuse_second_prompt(chosen)
+        refuse_second_prompt(rejected)
+        if isinstance(chosen, list) and isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
     if not chosen or not rejected:
         raise RowError("an answer of a row of preferences is empty")
     return completion(prompt, chosen, row), completion(prompt, rejected, row)
@@ -115,12 +120,28 @@ def common(chosen, rejected):
 
 
 def begins_with(chosen, rejected, prompt):
-    """Whether both lists of messages hold the row's prompt already, as UltraFeedback's."""
-    same = common(chosen, rejected)
+    """Whether both lists of messages hold the row's prompt already, as UltraFeedback's; white space
+    around it may differ."""
+    shared = [spoken(entry) for entry in chosen[: common(chosen, rejected)]]
     if isinstance(prompt, list):
-        return 0 < len(prompt) <= same and chosen[: len(prompt)] == prompt
-    shared = [message(entry)[0]["content"] for entry in chosen[:same]]
-    return isinstance(prompt, str) and prompt in shared
+        asked = [spoken(entry) for entry in prompt]
+        return 0 < len(asked) <= len(shared) and shared[: len(asked)] == asked
+    return isinstance(prompt, str) and prompt.strip() in [content for _, content in shared]
+
+
+def spoken(entry):
+    """(role, text) of a message."""
+    one = message(entry)[0]
+    return one["role"], (one.get("content") or "").strip()
+
+
+def refuse_second_prompt(answer):
+    """Errors: RowError of an answer, beside a prompt, that begins as a prompt does."""
+    if isinstance(answer, list) and answer and (role := spoken(answer[0])[0]) in PROMPT_ROLES:
+        raise RowError(
+            f"beside the row's prompt, an answer begins with a message of the {role}, which is not"
+            " the prompt's; take the prompt out of the answers, or leave the column prompt out"
+        )
 
 
 def text(value, key):
@@ -153,7 +174,7 @@ def instruction(row, asked_of, answer):
 def chat(listed, row):
     messages, weights = [], []
     system = row.get("system")
-    if isinstance(system, str) and system:
+    if isinstance(system, str) and system and not has_system(listed, system):
         messages.append({"role": "system", "content": system})
         weights.append(None)
     for entry in listed:
@@ -171,12 +192,23 @@ def chat(listed, row):
     return Chat(messages, weights, tools or None)
 
 
+def has_system(listed, system):
+    """Whether the messages begin with the system message of the row's column.  Errors: RowError
+    where they begin with another one."""
+    role, content = spoken(listed[0]) if listed else (None, None)
+    if role == "system" and content != system.strip():
+        raise RowError(
+            "the column system and the first of the messages are two system messages; leave one out"
+        )
+    return role == "system"
+
+
 def message(entry):
     """(message, weight) in the form that templates expect."""
     if not isinstance(entry, dict):
         raise RowError(f"a message is a {type(entry).__name__}, not an object")
-    # Parquet gives every message every column of any.
-    one = {k: v for k, v in entry.items() if v is not None}
+    # Parquet gives every message every column of any; templates ask whether the content is none.
+    one = {k: v for k, v in entry.items() if v is not None or k == "content"}
     if "from" in one and "value" in one:
         one["role"], one["content"] = one.pop("from"), one.pop("value")
     if not isinstance(one.get("role"), str):
@@ -191,8 +223,6 @@ def message(entry):
         if not all(isinstance(p, dict) and p.get("type") == "text" for p in content):
             raise RowError("a message holds parts that are no text")
         one["content"] = "".join(p["text"] for p in content)
-    elif content is None:
-        one["content"] = ""
-    elif not isinstance(content, str):
+    elif content is not None and not isinstance(content, str):
         raise RowError(f"content is a {type(content).__name__}, not text")
     return one, None if weight is None else int(weight)

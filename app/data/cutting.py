@@ -142,7 +142,7 @@ class Cutter:
 
 
 def size_of(message):
-    return len(message["content"]) + 8
+    return len(message.get("content") or "") + 8
 
 
 def exchanges_of(chat):

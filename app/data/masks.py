@@ -93,11 +93,12 @@ class Encoder:
                 "the rows are conversations, but the tokenizer's folder has no chat template;"
                 " --chat-template FILE names one"
             )
-        if self.chat.marked and any(
-            mark in m["content"] for m in sample.messages for mark in (OPEN, CLOSE)
+        if self.chat.marks(sample.tools) and any(
+            mark in (m.get("content") or "") for m in sample.messages for mark in (OPEN, CLOSE)
         ):
             raise RowError("a message holds U+FDD0 or U+FDD1, which no text may hold")
-        if self.chat.marked and not self.asked_of_others(sample):
+        self.refuse_lost_calls(sample)
+        if self.chat.marks(sample.tools) and not self.asked_of_others(sample):
             return [self.by_marks(sample)]
         try:
             return [self.by_prefixes(sample)]
@@ -106,6 +107,30 @@ class Encoder:
                 raise
             self.count("conversations rendered turn by turn")
             return self.by_turns(sample)
+
+    def refuse_lost_calls(self, chat):
+        """Errors: RowError of a message whose tool calls the template does not render, seen by
+        other names of their functions."""
+        messages, named = list(chat.messages), {}
+        for i, m in enumerate(messages):
+            if m["role"] == "assistant" and m.get("tool_calls"):
+                calls, name = m["tool_calls"], f"call_of_message_{i}_"
+                renamed = [renamed_call(c, name) for c in calls] if isinstance(calls, list) else []
+                if renamed and None not in renamed:
+                    messages[i], named[i] = {**m, "tool_calls": renamed}, name
+        if not named:
+            return
+        try:
+            text = self.chat.plain(messages, chat.tools)
+        except RowError:  # by the names that stand here, or as the sample itself will
+            return
+        lost = next((i for i, name in named.items() if name not in text), None)
+        if lost is not None:
+            raise RowError(
+                f"the chat template renders nothing of the tool calls of message {lost + 1}; a"
+                " template that knows tool calls (--chat-template FILE) or calls written into the"
+                " content keep them"
+            )
 
     def count_unusual_roles(self, chat):
         """Names that are misspelt carry no loss, so they are told; a few of them."""
@@ -235,6 +260,15 @@ class Encoder:
         for begin, end in loss:
             mask[begin:end] = 1
         return Document(tokens, mask, begins, loss)
+
+
+def renamed_call(call, name):
+    """The tool call with another name of its function; None where it names none."""
+    if not isinstance(call, dict):
+        return None
+    if isinstance(function := call.get("function"), dict):
+        return {**call, "function": {**function, "name": name}} if "name" in function else None
+    return {**call, "name": name} if "name" in call else None
 
 
 def first_token(encoding, text, position):

@@ -13,6 +13,8 @@ from errors import DataError, RowError, refuse_pointer
 # Stand around what {% generation %} marks while a template renders; no text may hold them, since
 # Unicode gives them no character.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
+# Stands between a template and the one that is for samples with tools.
+FOR_TOOLS = "\n{# For samples with tools: #}\n"
 
 
 class Generation(jinja2.ext.Extension):
@@ -56,25 +58,36 @@ def environment(date):
     return made
 
 
+def compiled(made, source):
+    try:
+        template = made.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise DataError(f"chat template, line {error.lineno}: {error.message}") from error
+    # A plain dictionary: making a context of the environment's chain costs as much as a render.
+    template.globals = dict(template.globals)
+    return template
+
+
 class ChatTemplate:
     """Renders conversations.  Errors: RowError with what the template says."""
 
     def __init__(self, source, tokens, arguments, date):
-        try:
-            self.template = environment(date).from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise DataError(f"chat template, line {error.lineno}: {error.message}") from error
-        # A plain dictionary: making a context of the environment's chain costs as much as a render.
-        self.template.globals = dict(self.template.globals)
-        self.values = {**tokens, **arguments}
-        self.marked = "endgeneration" in source
+        made, (source, _, for_tools) = environment(date), source.partition(FOR_TOOLS)
+        self.sources = {False: source, True: for_tools or source}  # by whether there are tools
+        self.templates = {tools: compiled(made, one) for tools, one in self.sources.items()}
+        self.values = {"documents": None, **tokens, **arguments}
+
+    def marks(self, tools):
+        """Whether the template marks answers."""
+        return "endgeneration" in self.sources[bool(tools)]
 
     def render(self, messages, tools=None, prompt=False):
         """Text of the messages; prompt: with what comes before an answer."""
+        template = self.templates[bool(tools)]
         try:
             # What Template.render does, without copies of the values.
             values = dict(self.values, messages=messages, tools=tools, add_generation_prompt=prompt)
-            text = "".join(self.template.root_render_func(self.template.new_context(values)))
+            text = "".join(template.root_render_func(template.new_context(values)))
         except Exception as error:  # a template is a program: any error may come of it
             raise RowError(f"the chat template refuses: {error}") from error
         return text
@@ -82,7 +95,7 @@ class ChatTemplate:
     def plain(self, messages, tools=None, prompt=False):
         """The same without marks."""
         text = self.render(messages, tools, prompt)
-        return text.replace(OPEN, "").replace(CLOSE, "") if self.marked else text
+        return text.replace(OPEN, "").replace(CLOSE, "") if self.marks(tools) else text
 
     def spans(self, messages, tools=None):
         """(text, spans): what the template marks, in characters."""
@@ -114,27 +127,57 @@ def read_json(path):
 
 
 def find(folder, file=None):
-    """(source, special tokens) of a tokenizer's folder: chat_template.jinja goes first, then
-    tokenizer_config.json; `file` in place of both.  The source is None where there is none."""
+    """(source, special tokens) of a tokenizer's folder, or the source of `file`: the template
+    `default`, and after FOR_TOOLS the one named tool_use; None where there is none."""
     config = read_json(os.path.join(folder, "tokenizer_config.json"))
+    # Older folders keep names of special tokens in a file of their own, as Transformers reads them.
+    older = "added_tokens_decoder" not in config
+    named = read_json(os.path.join(folder, "special_tokens_map.json")) if older else {}
     tokens = {}
-    for name, value in config.items():
+    for name, value in [*named.items(), *config.items()]:
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content
-    path = file or os.path.join(folder, "chat_template.jinja")
-    if file or os.path.isfile(path):
-        if not os.path.isfile(path):
-            raise DataError(f"{path}: no such file")
+    if file:
+        return read_template(file), tokens
+    named = template_files(folder) or named_templates(config.get("chat_template"), folder)
+    source = named.get("default")
+    if source is None and named:
+        raise DataError(
+            f"{folder} has the chat templates {', '.join(named)} and none named default;"
+            " --chat-template FILE names one"
+        )
+    return source + FOR_TOOLS + named["tool_use"] if "tool_use" in named else source, tokens
+
+
+def read_template(path):
+    try:
         with open(path, encoding="utf-8") as stream:
-            return stream.read(), tokens
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
-        if source is None and named:
-            raise DataError(
-                f"{folder} has the chat templates {', '.join(named)} and none named default;"
-                " --chat-template FILE names one"
-            )
-    return source, tokens
+            return stream.read()
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+
+
+def template_files(folder):
+    """{name: source} of a folder's *.jinja, which go before tokenizer_config.json."""
+    path, more = (
+        os.path.join(folder, name) for name in ("chat_template.jinja", "additional_chat_templates")
+    )
+    found = {"default": path} if os.path.isfile(path) else {}
+    for name in sorted(os.listdir(more)) if os.path.isdir(more) else []:
+        if name.endswith(".jinja"):
+            found[name.removesuffix(".jinja")] = os.path.join(more, name)
+    return {name: read_template(where) for name, where in found.items()}
+
+
+def named_templates(value, folder):
+    """{name: source} of the chat_template of tokenizer_config.json."""
+    if value is None or isinstance(value, str):
+        return {"default": value} if value else {}
+    try:
+        return {entry["name"]: entry["template"] for entry in value}
+    except (TypeError, KeyError) as error:
+        raise DataError(
+            f"{folder}/tokenizer_config.json: chat_template is neither text nor a list of"
+            ' {"name": ..., "template": ...}; --chat-template FILE goes in its place'
+        ) from error

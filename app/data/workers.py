@@ -2,6 +2,7 @@
 import concurrent.futures
 import ctypes
 import gc
+import json
 import multiprocessing
 import os
 import shutil
@@ -11,6 +12,7 @@ import time
 
 import readers
 import recipe as recipes
+import template
 from conversation import pair, sample
 from cutting import Cutter
 from errors import DataError, RowError, Unreadable
@@ -40,14 +42,71 @@ def start(recipe, folder, parent):
         STATE["error"] = error
 
 
-def cutter_of(recipe):
+def loaded_tokenizer(folder):
+    """The tokenizer of a folder, whose tokens keep the places of their leading spaces."""
     import tokenizers
 
-    path = os.path.join(recipe["tokenizer"], "tokenizer.json")
+    path = os.path.join(folder, "tokenizer.json")
+    stored = template.read_json(path)
+    config = template.read_json(os.path.join(folder, "tokenizer_config.json"))
+    refuse_lost_tokens(folder, config, stored)
+    refuse_other_ids(folder, config, stored)
+    keep_spaces(stored.get("post_processor"))
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(path)
+        return tokenizers.Tokenizer.from_str(json.dumps(stored, ensure_ascii=False))
     except Exception as error:  # the library knows no narrower one
         raise DataError(f"{path}: {error}") from error
+
+
+def refuse_lost_tokens(folder, config, stored):
+    """Errors: DataError where Transformers would add tokens to those of tokenizer.json."""
+    if "added_tokens_decoder" in config:
+        name, table = "tokenizer_config.json", config["added_tokens_decoder"] or {}
+        asked = [t.get("content") if isinstance(t, dict) else t for t in table.values()]
+    else:
+        name = "added_tokens.json"
+        asked = list(template.read_json(os.path.join(folder, name)))
+    known = {t.get("content") for t in stored.get("added_tokens") or []}
+    if lacking := next((token for token in asked if token not in known), None):
+        raise DataError(
+            f"{folder}: tokenizer.json lacks {lacking!r}, a token that {name} adds; save the folder"
+            " again with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+
+
+def refuse_other_ids(folder, config, stored):
+    """Errors: DataError of settings with which the ids would be random, or not Transformers'."""
+    if dropout := stored["model"].get("dropout"):
+        raise DataError(
+            f"{folder}/tokenizer.json: model.dropout is {dropout}, which splits the same text at"
+            ' random; set it to null ("dropout": null)'
+        )
+    if config.get("split_special_tokens"):
+        raise DataError(
+            f"{folder}/tokenizer_config.json: split_special_tokens takes a template's special"
+            " tokens apart; remove it there"
+        )
+    before = stored.get("pre_tokenizer") or {}
+    asked, done = config.get("add_prefix_space"), before.get("add_prefix_space")
+    if isinstance(asked, bool) and isinstance(done, bool) and asked != done:
+        asked, done = json.dumps(asked), json.dumps(done)
+        raise DataError(
+            f"{folder}/tokenizer_config.json: add_prefix_space is {asked}, but {done} in the"
+            " pre_tokenizer of tokenizer.json; make both the same"
+        )
+
+
+def keep_spaces(part):
+    """Spaces that trim_offsets cuts off a token's place would carry no loss; ids do not change."""
+    for value in part if isinstance(part, list) else [part]:
+        if isinstance(value, dict):
+            if value.get("trim_offsets"):
+                value["trim_offsets"] = False
+            keep_spaces(value.get("processors"))
+
+
+def cutter_of(recipe):
+    tokenizer = loaded_tokenizer(recipe["tokenizer"])
     encoder = Encoder(
         tokenizer,
         recipes.chat_template(recipe),

@@ -5,7 +5,7 @@ import os
 import random
 import unittest
 
-from test_data import PLAIN, Data
+from test_data import MARKED, PLAIN, Data
 
 
 class Odd(Data):
@@ -27,6 +27,14 @@ class Odd(Data):
         self.assertNotIn("Traceback", error)
         for word in words:
             self.assertIn(word, error)
+
+    def change(self, name, change):
+        """Changes a JSON file of the tokenizer's folder."""
+        with open(f"{self.tokenizer}/{name}") as f:
+            stored = json.load(f)
+        change(stored)
+        with open(f"{self.tokenizer}/{name}", "w") as f:
+            json.dump(stored, f)
 
 
 class OddRows(Odd):
@@ -108,6 +116,22 @@ class OddRows(Odd):
             f.write(pointer)
         error = self.build(rows, status=2)
         self.assertIn("tokenizer.json: is a Git LFS pointer", error)
+
+    def test_tool_calls_without_content_are_learnt(self):
+        call = {"type": "function", "function": {"name": "ring", "arguments": {"x": 1}}}
+        told = {"role": "assistant", "tool_calls": [call]}
+        for asked in ("m.content is not none", "m.content is string", "not m.tool_calls"):
+            written = "m.content if " + asked + " else m.tool_calls | tojson"
+            template = PLAIN.replace("m['content']", f"({written})")
+            self.change("tokenizer_config.json", lambda c, t=template: c.update(chat_template=t))
+            rows = [{"messages": [self.CHAT[0], {**told, "content": None}]}]
+            rows += [{"messages": [self.CHAT[0], told]}] * (asked != "m.content is not none")
+            self.assertEqual(self.learnt(rows), [json.dumps([call]) + "<|im_end|>"] * len(rows))
+        rows = [self.CHAT, [self.CHAT[0], {**told, "content": ""}]]
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=PLAIN))
+        error = self.build(self.lines(rows), options=["--restart", "--force"], status=2)
+        self.assertIn("chat.jsonl:2: the chat template renders nothing of the tool calls", error)
+        self.assertIn("message 2", error)
 
     def test_misspelt_roles_are_told(self):
         rows = [{"messages": [self.CHAT[0], {"role": "asistant", "content": "x"}, *self.CHAT]}]
@@ -297,6 +321,86 @@ class OddTokenizers(Odd):
         self.assertIn("tokenizer.json: ", error)
         self.assertNotIn("died", error)
 
+    def test_leading_spaces_of_an_answer_carry_loss(self):
+        trims = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        chains = {"type": "Sequence", "processors": [{**trims, "use_regex": True}]}
+        for post in ({**trims, "use_regex": True}, chains):
+            self.change("tokenizer.json", lambda stored, p=post: stored.update(post_processor=p))
+            for answer in ("   stripe", " ", "  \n x"):
+                chat = [self.CHAT[0], {"role": "assistant", "content": answer}]
+                (learnt,) = self.learnt([{"messages": chat}])
+                # A token may hold the line feed of the header as well.
+                self.assertEqual(learnt.removeprefix("\n"), answer + "<|im_end|>")
+
+    def test_samples_with_tools_take_the_template_for_them(self):
+        tools = [{"type": "function", "function": {"name": "ring"}}]
+        rows = [{"messages": self.CHAT}, {"messages": self.CHAT, "tools": tools}]
+        for_tools = "{{ tools | tojson }}\n" + MARKED
+        listed = [
+            {"name": "default", "template": PLAIN},
+            {"name": "tool_use", "template": for_tools},
+        ]
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=listed))
+        folder, texts = f"{self.tokenizer}/additional_chat_templates", []
+        for in_files in (False, True):
+            if in_files:
+                self.change("tokenizer_config.json", lambda c: c.pop("chat_template"))
+                os.makedirs(folder)
+                for path, source in (("../chat_template", PLAIN), ("tool_use", for_tools)):
+                    with open(f"{folder}/{path}.jinja", "w") as f:
+                        f.write(source)
+            self.assertEqual(self.learnt(rows), ["stripe 1234<|im_end|>"] * 2)
+            texts.append([self.loaded().decode(tokens, False) for tokens, _ in self.documents()])
+        self.assertEqual(texts[0], texts[1])
+        self.assertEqual(texts[0][1], json.dumps(tools) + "\n" + texts[0][0])
+
+    def test_templates_know_documents(self):
+        source = "{% if documents is none %}" + PLAIN + "{% endif %}"
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=source))
+        self.assertEqual(self.learnt([self.CHAT]), ["stripe 1234<|im_end|>"])
+
+    def test_special_tokens_in_a_file_of_their_own(self):
+        self.change("tokenizer_config.json", lambda c: c.pop("eos_token"))
+        source = "{{ bos_token }}" + PLAIN
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=source))
+        named = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>"}
+        with open(f"{self.tokenizer}/special_tokens_map.json", "w") as f:
+            json.dump(named, f)
+        self.assertTrue(self.learnt([{"text": "ring"}])[0].endswith("<|im_end|>"))
+        self.learnt([self.CHAT])
+        begun = self.loaded().token_to_id("<|im_start|>")
+        self.assertEqual(self.documents()[0][0][:2], [begun, begun])
+
+    def test_added_tokens_that_tokenizer_json_lacks_are_named(self):
+        rows = self.lines([self.CHAT])
+        with open(f"{self.tokenizer}/added_tokens.json", "w") as f:
+            json.dump({"<|im_end|>": 1, "<|turn|>": 600}, f)
+        error = self.build(rows, status=2)
+        self.assertIn("tokenizer.json lacks '<|turn|>', a token that added_tokens.json adds", error)
+        added = {"1": {"content": "<|im_end|>"}, "600": {"content": "<|call|>"}}
+        self.change("tokenizer_config.json", lambda c: c.update(added_tokens_decoder=added))
+        error = self.build(rows, options=["--restart"], status=2)
+        self.assertIn("tokenizer.json lacks '<|call|>'", error)
+        self.assertIn("save_pretrained", error)
+
+    def test_settings_that_change_ids_are_refused(self):
+        rows = self.lines([{"text": "ring"}])
+        config, tokens = "tokenizer_config.json", "tokenizer.json"
+        for name, words, change, back in (
+            (tokens, "dropout is 0.3", {"dropout": 0.3}, {"dropout": None}),
+            (config, "split_special_tokens", {"split_special_tokens": True}, None),
+            (config, "add_prefix_space is true, but false", {"add_prefix_space": True}, None),
+        ):
+            back = back or {next(iter(change)): False}
+            part = lambda c: c.get("model", c)
+            self.change(name, lambda c, v=change: part(c).update(v))
+            error = self.build(rows, options=["--restart", "--force"], status=2)
+            self.assertIn(words, error)
+            self.assertIn(name, error)
+            self.assertEqual(error.count("\n"), 1, error)
+            self.change(name, lambda c, v=back: part(c).update(v))
+            self.build(rows, options=["--restart", "--force"])
+
 
 class OddPairs(Odd):
     def test_layouts_of_pairs(self):
@@ -319,3 +423,30 @@ class OddPairs(Odd):
     def test_texts_without_prompt_part_at_a_word(self):
         rows = [{"chosen": "Q: ring\nA: stripes", "rejected": "Q: ring\nA: strip"}]
         self.assertEqual(self.learnt(rows, "--pairs"), [" stripes<|im_end|>", " strip<|im_end|>"])
+
+    def test_a_prompt_is_never_rendered_twice(self):
+        asked, good, bad = self.CHAT[0], self.CHAT[1], {"role": "assistant", "content": "x"}
+        spaced = {"role": "user", "content": " ring\n"}
+        rows = [{"prompt": [asked], "chosen": [good], "rejected": [bad]}]
+        for prompt in ("ring", [asked]):
+            both = {"chosen": [spaced, good], "rejected": [spaced, bad]}
+            rows.append({"prompt": prompt, **both})
+        self.learnt(rows, "--pairs")
+        begun = self.loaded().token_to_id("<|im_start|>")
+        self.assertEqual([tokens.count(begun) for tokens, _ in self.documents()], [2] * 6)
+        other = {"role": "user", "content": "stripe"}
+        row = {"prompt": "ring", "chosen": [other, good], "rejected": [other, bad]}
+        error = self.build(self.lines([row]), options=["--pairs", "--restart", "--force"], status=2)
+        self.assertIn("chat.jsonl:1: beside the row's prompt, an answer begins", error)
+        row = json.dumps({"prompt": [asked], "completion": [asked, good]}).encode()
+        self.refused(row, "odd.jsonl:1: beside the row's prompt")
+
+    def test_a_system_column_and_a_system_message(self):
+        first = {"role": "system", "content": "chunk"}
+        self.learnt([{"system": "chunk", "messages": self.CHAT}, {"messages": [first, *self.CHAT]}])
+        one, two = self.documents()
+        self.assertEqual(one, two)
+        self.learnt([{"system": "chunk", "messages": [first, *self.CHAT]}])
+        self.assertEqual(self.documents(), [one])
+        row = json.dumps({"system": "other", "messages": [first, *self.CHAT]}).encode()
+        self.refused(row, "odd.jsonl:1", "two system messages")
