@@ -86,7 +86,9 @@ def record(args, deck):
     file = args.out / "made_with.json"
     made = {f"[{key}]": value for key, value in deck.items() if key != "case"}
     made |= {f"case {case['name']!r}": case for case in deck["case"] if "name" in case}
-    made = json.loads(json.dumps(made | {"overrides": args.overrides, "ranks": args.ranks}, default=str))
+    made = json.loads(
+        json.dumps(made | {"overrides": args.overrides, "ranks": args.ranks}, default=str)
+    )
     remedy = f"choose another folder with --out, or delete {args.out}"
     old = {}
     if any(args.out.glob("*/log.txt")):  # otherwise no run began
