@@ -223,6 +223,8 @@ def message(entry):
         if not all(isinstance(p, dict) and p.get("type") == "text" for p in content):
             raise RowError("a message holds parts that are no text")
         one["content"] = "".join(p["text"] for p in content)
+    elif content is None and not one.get("tool_calls"):
+        one["content"] = ""  # templates would write the word None
     elif content is not None and not isinstance(content, str):
         raise RowError(f"content is a {type(content).__name__}, not text")
     return one, None if weight is None else int(weight)

@@ -9,7 +9,7 @@ import readers
 import template
 from errors import DataError, refuse_pointer
 
-VERSION = 1
+VERSION = 2
 
 
 def checksum(text):

@@ -133,6 +133,11 @@ class OddRows(Odd):
         self.assertIn("chat.jsonl:2: the chat template renders nothing of the tool calls", error)
         self.assertIn("message 2", error)
 
+    def test_a_content_of_null_without_calls_is_empty(self):
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=PLAIN))
+        rows = [{"messages": [self.CHAT[0], {"role": "assistant", "content": None}]}]
+        self.assertEqual(self.learnt(rows), ["<|im_end|>"], "not the word None")
+
     def test_misspelt_roles_are_told(self):
         rows = [{"messages": [self.CHAT[0], {"role": "asistant", "content": "x"}, *self.CHAT]}]
         said = self.build(self.lines(rows))
