@@ -218,6 +218,12 @@ def message(entry):
     weight = one.pop("weight", None)
     if weight not in (None, 0, 1):
         raise RowError(f"weight {weight}: a loss mask holds 0 or 1 alone")
+    calls = one.get("tool_calls")
+    if isinstance(calls, str):  # as tables hold them
+        try:
+            one["tool_calls"] = json.loads(calls) if calls.strip() else None
+        except ValueError as error:
+            raise RowError(f"tool_calls: no JSON: {error}") from error
     content = one.get("content")
     if isinstance(content, list):
         if not all(isinstance(p, dict) and p.get("type") == "text" for p in content):

@@ -31,7 +31,7 @@ CARDS = (  # files that a data set has beside its data, or that say which these 
     "dataset_dict.json",
     "state.json",
 )
-SPLITS = ("train", "validation", "valid", "test", "dev", "eval")
+SPLITS = ("train", "training", "validation", "valid", "val", "test", "testing", "dev", "eval")
 
 # begin and end: bytes (lines, array, text), row groups (parquet), record batches (arrow)
 Piece = namedtuple("Piece", "format path begin end size")
@@ -107,10 +107,18 @@ def in_folder(folder, split, notes):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         found += [os.path.join(place, n) for n in sorted(names)]
     refuse_unread(folder, [p for p in found if not is_card(p)])
-    known = [p for p in found if os.path.splitext(p)[1] in FORMATS and not is_card(p)]
-    data = [p for p in known if not is_text(p)] or known
+    known = [p for p in found if os.path.splitext(p)[1] in FORMATS]
+    rows = [p for p in known if not is_text(p) and not is_card(p)]
+    # Of a folder of texts the cards below it are texts too.
+    known = [p for p in known if not is_card(p) or (not rows and os.path.dirname(p) != folder)]
+    data = rows or known
     if len(data) < len(known):
         left = ", ".join(os.path.relpath(p, folder) for p in known if is_text(p))
+        if len(known) > 2 * len(data):
+            raise DataError(
+                f"{folder}: {len(known) - len(data)} texts ({shortened(left)}) lie beside"
+                f" {len(data)} file(s) of rows; name the files themselves, or move one kind away"
+            )
         notes.append(f"{folder}: texts beside files of rows are left out: {shortened(left)}")
     return one_split(folder, data, split, notes)
 
@@ -155,17 +163,23 @@ def shortened(text, most=300):
     return text if len(text) <= most else text[:most] + " ..."
 
 
-def split_name(folder, path, splits):
-    """(full name, split) of the nearest part of a path that has one of `splits` in it, such as
-    (train_sft, train) of data/train_sft-00000-of-00002.parquet; or (None, None)."""
+def split_name(folder, path, asked):
+    """(full name, split) of the nearest part of a path that begins with a split, or ends with one
+    behind a - or a dot, or has the one that is `asked` for as a word: such as (train_sft, train) of
+    data/train_sft-00000-of-00002.parquet; or (None, None).  Texts have whole names alone: others
+    begin with such words by chance."""
     stem = os.path.splitext(os.path.relpath(path, folder))[0]
     for part in reversed(stem.split(os.sep)):
         # Numbers of pieces, and the hash that older writers put behind them, name no split.
         full = re.sub(r"(-of-\d+)-[0-9a-f]{16}$", r"\1", part)
-        full = re.sub(r"([-._ ](of[-._ ])?\d+)+$", "", full)
+        full = re.sub(r"([-._ ](of[-._ ])?(part|shard|chunk)?\d+[a-z]?)+$", "", full)
+        full = re.sub(r"[-._ ][a-z]{2}$", "", full)
         words = re.split(r"[-._ 0-9]+", part) + re.split(r"[-._ ]+", part)
-        for split in splits:
-            if split == full or split in words:
+        if asked and (asked == full or asked in words):
+            return (asked if full.rstrip("0123456789") == asked else full), asked
+        ends = (words[0], re.split(r"[-.]", full)[-1], full)
+        for split in SPLITS:
+            if split == full or (not is_text(path) and split in ends):
                 return (split if full.rstrip("0123456789") == split else full), split
     return None, None
 
@@ -174,17 +188,21 @@ def one_split(folder, paths, split, notes):
     """The files of one split where names tell splits apart (train-00000-of-00001.parquet).
 
     Errors: DataError where names leave open what belongs together."""
-    told = {path: split_name(folder, path, (split, *SPLITS) if split else SPLITS) for path in paths}
+    told = {path: split_name(folder, path, split) for path in paths}
     fulls = sorted({full for full, _ in told.values() if full})
     listed = f"{folder}: its files are of the splits {shortened(', '.join(fulls))}"
     remedy = "; name one with --split NAME, or name the files themselves"
-    if not fulls and not split:
-        return paths
     bare = [os.path.relpath(path, folder) for path in paths if not told[path][0]]
+    # A page of a manual may be called train, or its folder dev.
+    by_chance = all(map(is_text, paths)) and (bare or "train" not in fulls or len(fulls) < 2)
+    if not split and (not fulls or by_chance):
+        return paths
     if bare and not split:
         raise DataError(f"{listed}, and of none: {shortened(', '.join(bare))}{remedy}")
     of_split = {kind for _, kind in told.values()}
-    taken = split or ("train" if "train" in of_split else sorted(of_split)[0])
+    taken = split or next((s for s in SPLITS if s in of_split), None)
+    if not split and not taken.startswith("train") and taken not in fulls:
+        raise DataError(f"{listed}, none of them train{remedy}")
     chosen = {full for full, kind in told.values() if taken in (full, kind)}
     if split in chosen:
         chosen = {split}

@@ -134,7 +134,7 @@ def find(folder, file=None):
     older = "added_tokens_decoder" not in config
     named = read_json(os.path.join(folder, "special_tokens_map.json")) if older else {}
     tokens = {}
-    for name, value in [*named.items(), *config.items()]:
+    for name, value in [*config.items(), *named.items()]:
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content

@@ -50,6 +50,7 @@ def loaded_tokenizer(folder):
     stored = template.read_json(path)
     config = template.read_json(os.path.join(folder, "tokenizer_config.json"))
     refuse_lost_tokens(folder, config, stored)
+    take_flags(config, stored)
     refuse_other_ids(folder, config, stored)
     keep_spaces(stored.get("post_processor"))
     try:
@@ -72,6 +73,17 @@ def refuse_lost_tokens(folder, config, stored):
             f"{folder}: tokenizer.json lacks {lacking!r}, a token that {name} adds; save the folder"
             " again with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
+
+
+def take_flags(config, stored):
+    """How added tokens match, which Transformers takes from tokenizer_config.json."""
+    table = (config.get("added_tokens_decoder") or {}).values()
+    flags = {t["content"]: t for t in table if isinstance(t, dict) and "content" in t}
+    for token in stored.get("added_tokens") or []:
+        told = flags.get(token.get("content"), {})
+        for flag in ("lstrip", "rstrip", "single_word", "normalized", "special"):
+            if isinstance(told.get(flag), bool):
+                token[flag] = told[flag]
 
 
 def refuse_other_ids(folder, config, stored):

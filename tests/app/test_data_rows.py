@@ -192,6 +192,14 @@ class Folders(Odd):
         self.assertEqual(self.taken("unnamed", "ab.jsonl", "ba_1.jsonl"), ["ab", "ba_1"])
         self.assertEqual(self.taken("own", "a_v1.jsonl", "a_v2.jsonl", split="v2"), ["a_v2"])
         self.assertEqual(self.taken("texts", "ab.txt", "ba.md", "LICENSE.txt"), ["ab", "ba"])
+        pages = ["dev/a.md", "how-to-test.md", "test-plan.md", "user/README.md"]
+        self.assertEqual(len(self.taken("pages", *pages, "README.md")), 4)
+        self.assertEqual(self.taken("sets", "train/a.txt", "test/b.txt"), ["train/a"])
+        self.assertEqual(self.taken("exam", "math.jsonl", "self_eval.jsonl"), ["math", "self_eval"])
+        self.assertEqual(self.taken("tail", "c4-train.jsonl", "c4-test.jsonl"), ["c4-train"])
+        self.assertEqual(len(self.taken("cut", "train_aa.jsonl", "train_ab.jsonl")), 2)
+        self.not_taken("prep", "test-prep.jsonl", "dev-rust.jsonl", words=("none of them train",))
+        self.not_taken("books", "a.txt", "b.txt", "index.jsonl", words=("2 texts", "move one kind"))
 
     def test_files_that_are_not_read_are_refused(self):
         quiet = ["README.md", "LICENSE", "LICENSE.TXT", "dataset_infos.json", "sub/state.json"]
