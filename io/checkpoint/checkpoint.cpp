@@ -1,11 +1,11 @@
 #include "io/checkpoint/checkpoint.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <memory>
 #include <set>
 #include <utility>
 
+#include "core/base/bf16.hpp"
 #include "io/checkpoint/checkpoint_file.hpp"
 #include "io/checkpoint/checkpoint_folder.hpp"
 #include "kernels/ops/element_sum.hpp"
@@ -43,11 +43,6 @@ bool readable(const std::string& field, DType from, DType to) {
          ((field == "moment1" || field == "moment2") && (from == DType::bf16 || to == DType::bf16));
 }
 
-std::uint16_t nearest_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  return static_cast<std::uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
 /// bf16 to fp32 or fp64 exactly, these to the nearest bf16 (of fp32, ties to even); finite values.
 void convert(const std::byte* from, DType type, std::int64_t count, std::byte* to, DType wanted) {
   const auto n = static_cast<std::size_t>(count);
@@ -56,12 +51,12 @@ void convert(const std::byte* from, DType type, std::int64_t count, std::byte* t
     using T = decltype(value);
     if (type == DType::bf16) {
       for (std::size_t i = 0; i < n; ++i)
-        reinterpret_cast<T*>(to)[i] = std::bit_cast<float>(std::uint32_t{narrow[i].bits} << 16);
+        reinterpret_cast<T*>(to)[i] = from_bf16_bits(narrow[i].bits);
       return;
     }
     for (std::size_t i = 0; i < n; ++i)
       reinterpret_cast<bf16*>(to)[i].bits =
-          nearest_bf16(static_cast<float>(reinterpret_cast<const T*>(from)[i]));
+          to_bf16_bits(static_cast<float>(reinterpret_cast<const T*>(from)[i]));
   };
   dispatch_float(type == DType::bf16 ? wanted : type, as);
 }

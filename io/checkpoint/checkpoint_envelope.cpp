@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "core/base/error.hpp"
-#include "io/checkpoint/raw_file.hpp"
+#include "io/files/raw_file.hpp"
 
 namespace ballast {
 

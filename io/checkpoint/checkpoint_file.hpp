@@ -9,7 +9,7 @@
 
 #include "io/checkpoint/checkpoint_envelope.hpp"
 #include "io/checkpoint/checkpoint_layout.hpp"
-#include "io/checkpoint/raw_file.hpp"
+#include "io/files/raw_file.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 
 namespace ballast {

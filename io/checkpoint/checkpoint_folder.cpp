@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "core/base/error.hpp"
-#include "io/checkpoint/raw_file.hpp"
+#include "io/files/raw_file.hpp"
 
 namespace ballast {
 namespace fs = std::filesystem;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "io/checkpoint/checkpoint_layout.hpp"
-#include "io/checkpoint/raw_file.hpp"
+#include "io/files/raw_file.hpp"
 
 namespace ballast {
 

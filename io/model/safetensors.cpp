@@ -17,6 +17,7 @@
 #include <set>
 #include <utility>
 
+#include "core/base/bf16.hpp"
 #include "core/base/error.hpp"
 #include "core/base/lfs_pointer.hpp"
 
@@ -140,16 +141,6 @@ void widen(const std::uint8_t* bytes, const std::string& dtype, std::span<T> out
 }
 
 }  // namespace
-
-std::uint16_t to_bf16_bits(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  if (std::isnan(x)) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
-  return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-float from_bf16_bits(std::uint16_t bits) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-}
 
 std::int64_t SafetensorsEntry::numel() const {
   std::int64_t n = 1;

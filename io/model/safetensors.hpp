@@ -69,7 +69,4 @@ class SafetensorsWriter {
   std::int64_t left_ = 0;
 };
 
-std::uint16_t to_bf16_bits(float x);  ///< round to nearest even; NaN stays NaN
-float from_bf16_bits(std::uint16_t bits);
-
 }  // namespace ballast

@@ -1,6 +1,5 @@
 #include "io/trace/trace_writer.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -15,6 +14,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "io/files/raw_file.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 #include "io/trace/trace_columns.hpp"
 
@@ -171,14 +171,12 @@ struct TraceWriter::Impl {
     const bool there = ::stat(path.c_str(), &found) == 0;
     const std::uint64_t held = there ? static_cast<std::uint64_t>(found.st_blocks) * 512 : 0;
     const std::string room = path + ".tmp";
-    const int descriptor = ::open(room.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (descriptor < 0) return;  // who creates the file says why
-    int code = ::fallocate(descriptor, 0, 0, static_cast<off_t>(held + kHeaders)) == 0 ? 0 : errno;
-    if (code == EINTR || code == EOPNOTSUPP || code == EINVAL || code == ENOSYS) code = 0;
-    ::close(descriptor);
-    std::remove(room.c_str());
-    require(code == 0, "{} bytes for the file, which is written anew where it grows: {}",
-            held + kHeaders, std::strerror(code));
+    try {
+      reserve_space(room, held + kHeaders, true, "it is written anew where it grows");
+    } catch (const Error&) {
+      std::remove(room.c_str());
+      throw;
+    }
   }
 
   /// Writes the file anew with the capacities and scalars as they are now, and `extra` on top, and

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "core/base/bf16.hpp"
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
 #include "kernels/ops/stochastic_rounding.hpp"
@@ -32,9 +33,7 @@ struct FullMoments {
 template <class T>
 struct Bf16Moments {
   using Stored = bf16;
-  static T value(bf16 stored) {
-    return static_cast<T>(std::bit_cast<float>(std::uint32_t{stored.bits} << 16));
-  }
+  static T value(bf16 stored) { return from_bf16_bits(stored.bits); }
   static std::uint32_t random(std::uint32_t key, std::int64_t index) {
     return rounding_bits(key, index);
   }

@@ -40,7 +40,7 @@ LEVELS = {
         ["parallel/pattern", "parallel/pipeline"],
     ],
     "io": [
-        ["io/hdf5"],
+        ["io/hdf5", "io/files"],
         ["io/model", "io/checkpoint", "io/data", "io/profile", "io/trace"],
         ["io/deck"],
     ],

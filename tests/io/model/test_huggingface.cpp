@@ -12,6 +12,7 @@
 #include <fstream>
 #include <random>
 
+#include "core/base/bf16.hpp"
 #include "core/base/error.hpp"
 #include "io/data/token_table.hpp"
 #include "io/model/huggingface.hpp"

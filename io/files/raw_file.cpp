@@ -1,4 +1,4 @@
-#include "io/checkpoint/raw_file.hpp"
+#include "io/files/raw_file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
