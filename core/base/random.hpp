@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <numbers>
 
+#include "core/base/host_device.hpp"
+
 namespace ballast {
 
 /// Philox4x32-10 (Salmon et al., SC 2011): four 32-bit words from a 64-bit key and a 128-bit
@@ -38,7 +40,8 @@ inline double random_uniform(std::uint64_t seed, std::uint64_t stream, std::uint
   return static_cast<double>(random_bits(seed, stream, index) >> 11) * 0x1.0p-53;
 }
 /// Standard normal by Box-Muller from one counter.
-inline double random_normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+BALLAST_HOST_DEVICE inline double random_normal(std::uint64_t seed, std::uint64_t stream,
+                                                std::uint64_t index) {
   const auto w = philox(seed, stream, index);
   const double u = ((std::uint64_t{w[1]} << 21) ^ (w[0] >> 11)) * 0x1.0p-53 + 0x1.0p-54;
   const double v = ((std::uint64_t{w[3]} << 21) ^ (w[2] >> 11)) * 0x1.0p-53;

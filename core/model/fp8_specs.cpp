@@ -48,9 +48,9 @@ const char* fp8_part_name(Fp8Part part) {
 Shape fp8_part_shape(Fp8Part part, std::int64_t tokens, std::int64_t width, bool host) {
   switch (part) {
     case Fp8Part::rows:
-      return {host ? tokens : padded(tokens, 4), width};
+      return {host ? tokens : padded(tokens, kFp8Rows), width};
     case Fp8Part::row_scales:
-      return {blocks(width), padded(tokens, 4)};
+      return {blocks(width), padded(tokens, kFp8Rows)};
     case Fp8Part::columns:
       return host ? Shape{tokens, width} : Shape{width, padded(tokens, kFp8Block)};
     case Fp8Part::column_scales:
@@ -88,7 +88,10 @@ std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens
     out = std::max(out, sides.out);
   }
   const bool again = fp8_makes_again(shape);
-  if (again && host) list.push_back({kFp8Made, 4 * tokens * in});
+  if (again && host)  // of RMSNorm and SwiGLU; what attention gives is rounded as it lies
+    list.push_back({kFp8Made, 4 * tokens * std::max(shape.hidden, shape.intermediate)});
+  if (!host && tokens % kFp8Rows != 0)
+    list.push_back({kFp8Output, 2 * padded(tokens, kFp8Rows) * (backward ? in : out)});
   if (!backward) {
     add("fp8 input", Fp8Part::rows, in);
     add("fp8 input", Fp8Part::row_scales, in);

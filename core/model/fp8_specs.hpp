@@ -13,6 +13,8 @@ namespace ballast {
 
 /// Tokens, columns and rows of a block that shares a scale.
 inline constexpr std::int64_t kFp8Block = 128;
+/// Products on a GPU take multiples of so many tokens.
+inline constexpr std::int64_t kFp8Rows = 4;
 
 /// Parts of rounded activations or gradients of T tokens (Fp8Tokens).
 enum class Fp8Part { rows, row_scales, columns, column_scales };
@@ -38,6 +40,8 @@ bool fp8_rounds_swiglu(std::int64_t intermediate);
 bool fp8_rounds_rope(std::int64_t head_dim);
 /// Elsewhere, and on the host, results lie here before they are rounded.
 inline constexpr const char *kFp8Made = "fp8 made", *kFp8MadeGradient = "fp8 made gradient";
+/// A GPU's product of other numbers of tokens than multiples of kFp8Rows, before it is copied.
+inline constexpr const char* kFp8Output = "fp8 output";
 
 /// A buffer that a layer's passes share with all layers.
 struct Fp8Scratch {

@@ -224,12 +224,14 @@ void Layer::rounded_backward(const TokenTables& tables, AttentionExecutor& atten
     return fp8_round(d, Fp8Sides::both, "fp8 branch gradient", workspace);
   };
   Tensor d_product = scratch(LayerScratch::d_product), d_normed = scratch(LayerScratch::d_normed);
-  const Fp8Tokens d_down = rounded_d();
-  down_.input_gradient(d_down, d_product, workspace);
-  const Fp8SwigluGradient mlp = fp8_swiglu_backward(a.gate_up, d_product, workspace);
-  down_.weight_gradient(mlp.product, d_down);
-  gate_up_.backward(fp8_rmsnorm_recompute(a.middle, a.rstd2, norm2_, workspace), mlp.gate_up,
-                    d_normed, workspace);
+  {  // the attention half asks for the same buffers, wider: held, they could not give way
+    const Fp8Tokens d_down = rounded_d();
+    down_.input_gradient(d_down, d_product, workspace);
+    const Fp8SwigluGradient mlp = fp8_swiglu_backward(a.gate_up, d_product, workspace);
+    down_.weight_gradient(mlp.product, d_down);
+    gate_up_.backward(fp8_rmsnorm_recompute(a.middle, a.rstd2, norm2_, workspace), mlp.gate_up,
+                      d_normed, workspace);
+  }
   rmsnorm_backward(d_normed, a.middle, a.rstd2, norm2_, true, d, norm2_gradient_.next());
 
   Tensor d_attention = scratch(LayerScratch::d_attention);

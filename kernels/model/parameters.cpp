@@ -1,12 +1,11 @@
 #include "kernels/model/parameters.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <thread>
 
+#include "core/base/bf16.hpp"
 #include "core/base/random.hpp"
 #include "kernels/ops/host_view.hpp"
+#include "kernels/ops/random_fill.hpp"
 
 namespace ballast {
 namespace {
@@ -25,51 +24,17 @@ Shape joined_shape(const std::vector<Parameter>& table, std::size_t first, int c
   return shape;
 }
 
-// Round to nearest even; initial values are finite.
-bf16 to_bf16(float value) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
-}
-
-template <class T, class F>
-void fill(T* out, std::int64_t n, const F& value) {
-  const auto range = [=](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      if constexpr (std::is_same_v<T, bf16>)
-        out[i] = to_bf16(static_cast<float>(value(i)));
-      else
-        out[i] = static_cast<T>(value(i));
-    }
-  };
-  // Billions of normal values take minutes on one core, and the distribution's Kokkos has no
-  // threads.
-  constexpr std::int64_t kWorthAThread = 1 << 20;
-  const std::int64_t workers = std::clamp<std::int64_t>(
-      n / kWorthAThread, 1, std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, 16));
-  std::vector<std::thread> threads;
-  for (std::int64_t w = 1; w < workers; ++w)
-    threads.emplace_back(range, n * w / workers, n * (w + 1) / workers);
-  range(0, n / workers);
-  for (auto& thread : threads) thread.join();
-}
-
-template <class T>
-void fill_parameter(const Parameter& p, std::uint64_t seed, T* out) {
-  const std::uint64_t stream = stream_of(p.name.c_str());
-  const double std = p.initial_std;
-  switch (p.initialiser) {
-    case Initialiser::zeros:
-      fill(out, p.numel(), [](std::int64_t) { return 0.0; });
-      break;
-    case Initialiser::ones:
-      fill(out, p.numel(), [](std::int64_t) { return 1.0; });
-      break;
-    case Initialiser::normal:
-      fill(out, p.numel(), [=](std::int64_t i) {
-        return std * random_normal(seed, stream, static_cast<std::uint64_t>(i));
-      });
-      break;
+void fill_ones(Tensor& target) {
+  Tensor ones = Tensor::empty(target.shape(), target.dtype(), host_device());
+  if (target.dtype() == DType::bf16) {
+    const bf16 one{to_bf16_bits(1.0f)};
+    std::fill_n(ones.data<bf16>(), ones.numel(), one);
+  } else {
+    dispatch_float(target.dtype(), [&](auto t) {
+      std::fill_n(ones.data<decltype(t)>(), ones.numel(), decltype(t){1});
+    });
   }
+  target.copy_from(ones);
 }
 
 }  // namespace
@@ -241,25 +206,17 @@ void Parameters::initialise(std::uint64_t seed) {
   values_changed();
   for (const Parameter& p : table_) {
     Tensor target = value(p.name);
-    // Drawn on the host whatever the device: host and GPU runs begin alike.
-    Tensor drawn =
-        target.space() == Space::host
-            ? target
-            : Tensor::empty(p.shape, target.dtype(), host_device(), MemoryCategory::workspace);
-    switch (target.dtype()) {
-      case DType::f32:
-        fill_parameter(p, seed, drawn.data<float>());
+    switch (p.initialiser) {
+      case Initialiser::zeros:
+        target.zero();
         break;
-      case DType::f64:
-        fill_parameter(p, seed, drawn.data<double>());
+      case Initialiser::ones:
+        fill_ones(target);
         break;
-      case DType::bf16:
-        fill_parameter(p, seed, drawn.data<bf16>());
+      case Initialiser::normal:
+        fill_normal(target, p.initial_std, seed, stream_of(p.name.c_str()));
         break;
-      default:
-        fail("parameters in {} cannot be initialised", name(target.dtype()));
     }
-    if (target.space() != Space::host) target.copy_from(drawn);
   }
 }
 

@@ -117,6 +117,8 @@ attention.generated_density attention.flex_share attention.flex_threshold costs.
 costs.forward_pair_s""".split()
 EVALUATED = ["eval.every_steps=1", "data.validation_share=0.3"]
 UNEVEN = ["mesh.cp_inner=2", "ring.layout=document_zigzag", "recompute.mode=none"]
+# Of FP8's buffers the widest are those of heads, and they grow while others hold them.
+WIDE = ["run.precision=fp8", "model.head_dim=256", "model.intermediate=112", "model.layers=1"]
 MOBA = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
 
 
@@ -210,6 +212,7 @@ class Memory(RunCase):
             (1, "1f1b", 2, 1, unequal_lengths(source), MOBA),
             (1, "gpipe", 1, 1, unequal_lengths(source), UNEVEN),
             (8, "gpipe", 2, 1, [300] * 12, []),
+            (8, "1f1b", 1, 1, [400, 420, 440, 460, 480, 500] * 2, WIDE),
         )
         for n, (steps, schedule, pp, dp, lengths, more) in enumerate(cases):
             text = DECK.format(lengths=", ".join(map(str, lengths)), longest=512, tokens=1800 * dp)

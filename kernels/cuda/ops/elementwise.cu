@@ -1,4 +1,4 @@
-// RoPE, SwiGLU, conversions and additions: one pass over memory each.
+// RoPE, SwiGLU, dropout, first values, conversions and additions: one pass over memory each.
 #include "core/base/random.hpp"
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/ops/rope.cuh"
@@ -211,7 +211,20 @@ __global__ void dropout_kernel(const __nv_bfloat16* x, std::int64_t x_stride,
   }
 }
 
+__global__ void normal_kernel(__nv_bfloat16* out, std::int64_t n, double std, std::uint64_t seed,
+                              std::uint64_t stream_id) {
+  for (std::int64_t i = thread_index(); i < n; i += thread_count())
+    out[i] = __float2bfloat16_rn(
+        static_cast<float>(std * random_normal(seed, stream_id, static_cast<std::uint64_t>(i))));
+}
+
 }  // namespace
+
+cudaError_t fill_normal(Bf16* out, std::int64_t n, double std, std::uint64_t seed,
+                        std::uint64_t stream_id, cudaStream_t stream) {
+  if (n > 0) normal_kernel<<<blocks_for(n), kThreads, 0, stream>>>(out, n, std, seed, stream_id);
+  return cudaGetLastError();
+}
 
 cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* keys,
                     std::uint64_t stream_id, std::uint32_t threshold, float scale, Bf16* y,

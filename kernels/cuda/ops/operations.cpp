@@ -248,6 +248,10 @@ void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream_id, doubl
         "dropout");
 }
 
+void fill_normal(Tensor& out, double std, std::uint64_t seed, std::uint64_t stream_id) {
+  check(fill_normal(bf16_of(out), out.numel(), std, seed, stream_id, stream()), "normal values");
+}
+
 void add(const Tensor& a, const Tensor& b, Tensor& out) {
   require(a.dtype() == b.dtype() && a.dtype() == out.dtype() && a.shape() == b.shape() &&
               a.shape() == out.shape(),

@@ -78,6 +78,7 @@ double sum_losses(const Tensor& token_loss);
 
 void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double rate, double scale,
              Tensor& y);
+void fill_normal(Tensor& out, double std, std::uint64_t seed, std::uint64_t stream);
 void add(const Tensor& a, const Tensor& b, Tensor& out);
 void copy_rows(const Tensor& from, Tensor& to);
 

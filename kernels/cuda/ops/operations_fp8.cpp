@@ -39,9 +39,9 @@ Fp8Target target(const Fp8Tokens& x) {
 /// y [T, n] = x bytes [T, k] times the weight bytes [n, k]^T.
 void product(const Fp8Tokens& x, const Tensor& bytes, const Tensor& scales, Tensor& y,
              Workspace& workspace) {
-  const std::int64_t tokens = x.rows.size(0);  // a multiple of 4
+  const std::int64_t tokens = x.rows.size(0);  // a multiple of kFp8Rows
   const bool direct = y.size(0) == tokens && y.contiguous();
-  Tensor target = direct ? y : workspace.take("fp8 output", {tokens, y.size(1)}, y.dtype());
+  Tensor target = direct ? y : workspace.take(kFp8Output, {tokens, y.size(1)}, y.dtype());
   gemm(Fp8Gemm{.m = tokens,
                .n = y.size(1),
                .k = x.width,

@@ -165,6 +165,10 @@ cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* ke
                     std::int64_t y_stride, std::int64_t rows, std::int64_t width,
                     cudaStream_t stream);
 
+/// out[i] = std * random_normal(seed, stream_id, i), rounded as the host's fp32 to bf16.
+cudaError_t fill_normal(Bf16* out, std::int64_t n, double std, std::uint64_t seed,
+                        std::uint64_t stream_id, cudaStream_t stream);
+
 /// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart; bf16, or
 /// fp32 with `is_float`.
 cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride,

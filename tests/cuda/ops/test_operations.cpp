@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/bf16.hpp"
+#include "core/base/random.hpp"
 #include "core/model/presets.hpp"
 #include "kernels/ops/adamw.hpp"
 #include "kernels/ops/cross_entropy.hpp"
@@ -15,6 +17,7 @@
 #include "kernels/ops/fp8_made.hpp"
 #include "kernels/ops/linear.hpp"
 #include "kernels/ops/muon.hpp"
+#include "kernels/ops/random_fill.hpp"
 #include "kernels/ops/rmsnorm.hpp"
 #include "kernels/ops/rope.hpp"
 #include "kernels/ops/swiglu.hpp"
@@ -425,6 +428,18 @@ TEST_F(Operations, Dropout) {
       ASSERT_EQ(found.data<double>()[i] == 0, y.data<double>()[i] == 0)
           << "element " << i << ", seed " << seed;
   }
+}
+
+TEST_F(Operations, FirstValuesAreTheHosts) {
+  const std::int64_t n = (1 << 22) + 7;
+  const auto key = static_cast<std::uint64_t>(rng());
+  Tensor host = Tensor::empty({n}, f32), drawn = unwritten({n}, b16);
+  fill_normal(host, 0.02, key, stream_of("layer"));
+  fill_normal(drawn, 0.02, key, stream_of("layer"));
+  const Tensor found = drawn.to(host_device());
+  for (std::int64_t i = 0; i < n; ++i)
+    ASSERT_EQ(found.data<bf16>()[i].bits, to_bf16_bits(host.data<float>()[i]))
+        << "element " << i << ", seed " << seed;
 }
 
 TEST_F(Operations, AdamWAndNorm) {
