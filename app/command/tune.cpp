@@ -27,7 +27,8 @@ using nlohmann::ordered_json;
 constexpr double kGib = 1 << 30;
 constexpr int kRowsOfAKind = 6;
 
-/// Samples of the first steps and the longest of all; a curriculum's short samples are passed over.
+/// Samples of the first steps and of evaluations, and the longest of all; a curriculum's short
+/// samples are passed over.
 void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
   PlannedSamples samples(config);
   SamplerPosition position;
@@ -35,6 +36,7 @@ void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
   const Dataset& data = samples.dataset();
   const std::int64_t longest = longest_sample(data), tokens = data.length(longest);
   input.longest = {longest, tokens, tokens};
+  if (config.eval.every_steps > 0) input.evaluated = samples.evaluated();
 }
 
 /// The command, as one would type it once more.

@@ -316,12 +316,6 @@ bool lacks_groups(const Config& config) {
          config.batching.groups.empty();
 }
 
-int recomputed_layers(const Config& config) {
-  if (config.recompute.mode != Recompute::full) return 0;
-  return config.recompute.layers < 0 ? static_cast<int>(config.model.layers)
-                                     : config.recompute.layers;
-}
-
 std::vector<int> joined_ranks(const BatchingOptions& batching) {
   std::set<int> degrees;
   for (const PackGroup& group : batching.groups)

@@ -73,8 +73,6 @@ std::int64_t budget_block_tokens(const Config& config);
 /// selected yet.
 bool takes_stored_groups(const Config& config);
 bool lacks_groups(const Config& config);
-/// Layers that block recompute recomputes in every micro-batch.
-int recomputed_layers(const Config& config);
 /// Cost of one visible (query, key) pair in units of one token's matrix products, forward: 4 D per
 /// query head and layer against 2 FLOPs a weight.  0 for a shape without layers.
 double pair_cost_tokens(const ModelShape& shape);

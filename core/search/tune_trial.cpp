@@ -172,8 +172,7 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
   return trial;
 }
 
-Trial TuneTrials::in_turn(Trial trial) {
-  if (trial.state != TrialState::fits || trial.steps < 2) return trial;
+std::int64_t TuneTrials::bytes_in_turn(const Trial& trial) {
   const PlannedDeck deck(with(input_.base, trial.candidate), costs(trial.candidate), input_.heads);
   std::vector<StepPlan> plans;
   std::set<int> lanes;
@@ -181,18 +180,41 @@ Trial TuneTrials::in_turn(Trial trial) {
     plans.push_back(plan_step(step, input_.steps[static_cast<std::size_t>(step)], deck.step));
     lanes.merge(heavy_lanes(plans.back()));
   }
+  std::optional<StepPlan> evaluation;
+  if (!input_.evaluated.empty()) {
+    evaluation = plan_evaluation(input_.evaluated, deck.step);
+    plans.push_back(plans.front());  // so that a step follows the last evaluation
+  }
   const std::vector<StageMemory>& stages = deck.memory;
+  std::int64_t bytes = 0;
   for (const int d : lanes) {
     std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
     for (const StepPlan& plan : plans) {
       std::vector<StageWork> step = lane_work(plan, d, stages.front().index_rules());
       for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
     }
+    std::vector<StageWork> between(stages.size());
+    if (evaluation) between = lane_work(*evaluation, d, stages.front().index_rules());
     for (const std::size_t s : heavy_stages(stages))
-      trial.bytes = std::max(trial.bytes, replay_ranks(stages[s], std::move(work[s])).total());
+      bytes = std::max(
+          bytes,
+          replay_ranks(stages[s], std::move(work[s]), between[s], evaluation ? 1 : 0).total());
   }
+  return bytes;
+}
+
+Trial TuneTrials::in_turn(Trial trial) {
+  if (trial.state != TrialState::fits || (trial.steps < 2 && input_.evaluated.empty()))
+    return trial;
   const double limit = input_.limits.memory_bytes;
-  if (limit > 0 && static_cast<double>(trial.bytes) > limit) trial.state = TrialState::over_memory;
+  try {
+    trial.bytes = std::max(trial.bytes, bytes_in_turn(trial));
+    if (limit > 0 && static_cast<double>(trial.bytes) > limit)
+      trial.state = TrialState::over_memory;
+  } catch (const Error& e) {  // of an evaluation: training's steps were planned before
+    trial.state = TrialState::refused;
+    trial.words = e.what();
+  }
   return trial;
 }
 

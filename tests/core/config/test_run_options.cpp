@@ -85,8 +85,8 @@ std::string options_text(const Config& config) {
   all.add(o.window.steps, o.window.rule, o.window.global_tokens, o.window.global_samples);
   all.add(o.curriculum.steps, o.curriculum.max_tokens, o.curriculum.global_tokens,
           o.curriculum.global_samples);
-  all.add(recomputed_layers(config), budget_pattern(config), budget_block_tokens(config),
-          takes_stored_groups(config), lacks_groups(config), ranks_share_packs(config));
+  all.add(budget_pattern(config), budget_block_tokens(config), takes_stored_groups(config),
+          lacks_groups(config), ranks_share_packs(config));
   return all.text;
 }
 
