@@ -80,8 +80,8 @@ for suite in $suites; do
 done
 cd "$root/tests/app" || exit 1
 names=$(python3 -c '
-import unittest, test_cuda, test_cuda_bench
-for case in (test_cuda.Cuda, test_cuda_bench.CudaBench):
+import unittest, test_cuda, test_cuda_bench, test_cuda_decks
+for case in (test_cuda.Cuda, test_cuda_decks.CudaDecks, test_cuda_bench.CudaBench):
     for name in unittest.TestLoader().getTestCaseNames(case):
         print(f"{case.__module__}.{case.__name__}.{name}")')
 lists test_cuda.py "$names"

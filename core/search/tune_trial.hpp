@@ -60,8 +60,8 @@ class TuneTrials {
   Trial run(const Candidate& candidate);
   /// The same with further steps, `steps` in all.
   Trial more(Trial trial, std::int64_t steps);
-  /// The trial with the bytes of all steps that it ran, one after another, evaluations between them:
-  /// pools stay as what ran before left them, which may be more than any step alone needs.
+  /// The trial with the bytes of all steps that it ran, one after another, evaluations between
+  /// them: pools stay as what ran before left them, which may be more than any step alone needs.
   Trial in_turn(Trial trial);
   /// One step of it with the lightest of recompute and ZeRO that fit the limit: over_memory where
   /// none does, with the bytes of the smallest.  Full recompute of a part of a stage's layers is
