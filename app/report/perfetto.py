@@ -136,12 +136,16 @@ def _onward(count, first, last):
 HOPS = ("kv_inner", "kv_outer", "dkv_inner", "dkv_outer")
 
 
-def _ring_plan(trace):
-    """The rank's plan of ring steps, or None."""
-    for plan in trace.executed("ring"):
-        if all(isinstance(plan.get(key), list) for key in ("forward", "backward")):
-            return plan
-    return None
+def _ring_plans(trace):
+    """Session -> the rank's plan of ring steps in it, which its first step stores."""
+    sessions = dict(zip(trace.events["step"].tolist(), trace.events["session"].tolist()))
+    plans = {}
+    for step, plan in trace.executed_by_step("ring"):
+        if step in sessions and all(
+            isinstance(plan.get(key), list) for key in ("forward", "backward")
+        ):
+            plans.setdefault(sessions[step], plan)
+    return plans
 
 
 def _passes(trace):
@@ -169,19 +173,19 @@ def hops(run):
     """Hops of ring attention: (sending rank, the attention that it posts the hop with, where it
     computes none the wait, receiving rank, the wait that ends with its arrival).  Both ends run the
     same passes in the same order."""
-    plans = {rank: _ring_plan(trace) for rank, trace in run.traces.items()}
-    rings = defaultdict(dict)  # of a group: place in the ring -> (rank, passes)
+    rings = defaultdict(dict)  # of a group in a session: place in the ring -> (rank, plan, passes)
     for rank, trace in sorted(run.traces.items()):
-        if plans[rank] is None:
-            continue
-        at = trace.last.at
-        group = tuple(sorted((k, v) for k, v in at.items() if k not in ("cp_outer", "cp_inner")))
-        rings[group][plans[rank]["rank"]] = (rank, _passes(trace))
+        passes = _passes(trace)
+        for i, plan in _ring_plans(trace).items():
+            at, number = trace.sessions[i].at.items(), trace.sessions[i].number
+            group = tuple(sorted((k, v) for k, v in at if k not in ("cp_outer", "cp_inner")))
+            mine = {key: found for key, found in passes.items() if key[0] == number}
+            rings[number, group][plan["rank"]] = (rank, plan, mine)
     for members in rings.values():
-        for place, (rank, passes) in members.items():
+        for rank, plan, passes in members.values():
             for key, mine in passes.items():
                 for i, (direction, attention, waits) in enumerate(mine):
-                    steps = plans[rank][direction]
+                    steps = plan[direction]
                     if not attention.keys() <= {(s["outer"], s["inner"]) for s in steps}:
                         continue  # round a longer ring, of joined data-parallel ranks
                     for t, step in enumerate(steps):
@@ -191,8 +195,8 @@ def hops(run):
                             hop = step.get(kind)
                             if hop is None or hop["to"] not in members:
                                 continue
-                            other, theirs = members[hop["to"]]
-                            arrival = _arrival(plans[other], theirs.get(key, ()), i, t, kind)
+                            other, its_plan, theirs = members[hop["to"]]
+                            arrival = _arrival(its_plan, theirs.get(key, ()), i, t, kind)
                             if arrival is not None:
                                 yield rank, send, other, arrival
 

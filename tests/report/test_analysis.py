@@ -183,7 +183,7 @@ class KnownNumbers(RunTest):
 
     def test_arrows_follow_the_hops_of_a_ring(self):
         """Two ranks, forward and backward of two layers; backward ends with a hop without
-        attention."""
+        attention.  The run began on one rank, whose ring has no hops."""
 
         def steps(rank, hops):
             other = 1 - rank
@@ -198,7 +198,11 @@ class KnownNumbers(RunTest):
                 )
             ]
 
-        ranks = [Rank(r, 2, {"cp_inner": 2}, {"cp_inner": r}) for r in range(2)]
+        alone, before = Rank(0, 1), 5.0  # seconds
+        alone.event("step", 0, before, step=0)
+        turn = {"outer": 0, "inner": 0, "shard": 0}
+        alone.plan("ring", 5, 0, {"rank": 0, "forward": [turn], "backward": [turn]})
+        ranks = [Rank(r, 2, {"cp_inner": 2}, {"cp_inner": r}, segment=1) for r in range(2)]
         hops = {
             "attention_forward": ({"kv_inner": 1}, {}),
             "attention_backward": ({"kv_inner": 0}, {}, {"dkv_inner": 2}),
@@ -211,11 +215,11 @@ class KnownNumbers(RunTest):
                 ("attention_backward", "backward"),
             ):
                 plan[name] = steps(r.rank, hops[kind])
-            r.plan("ring", 7, 0, plan)
+            r.plan("ring", 7, 1, plan)
         for layer, kind in [(l, k) for k in hops for l in range(2)]:
             for t, (outer, inner) in enumerate(((0, 0), (0, 1), (1, 0))[: len(hops[kind])]):
                 for r in ranks:
-                    ids = {"step": 0, "mb": 0, "layer": layer, "outer": outer, "inner": inner}
+                    ids = {"step": 1, "mb": 0, "layer": layer, "outer": outer, "inner": inner}
                     late = 0.1 * r.rank
                     if t < 2:
                         r.event(kind, clock + late, clock + 1 + late, **ids)
@@ -225,9 +229,10 @@ class KnownNumbers(RunTest):
             for t, found in enumerate(hops[kind]):
                 for complete in found.values():
                     for a in range(2):
-                        begin = first + 10 * t + (1 if t == 2 else 0) + 0.1 * a
-                        end = first + 10 * complete + 2 + 0.1 * (1 - a)
+                        begin = before + first + 10 * t + (1 if t == 2 else 0) + 0.1 * a
+                        end = before + first + 10 * complete + 2 + 0.1 * (1 - a)
                         expected.add((a, round(1e6 * begin, 3), 1 - a, round(1e6 * end, 3)))
+        synthetic.write(self.folder / "r", [alone])
         run = synthetic.write(self.folder / "r", ranks)
         self.report(run, "--perfetto", self.folder / "p.json", draw=False)
         events = json.loads((self.folder / "p.json").read_text())["traceEvents"]
