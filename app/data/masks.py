@@ -155,13 +155,13 @@ class Encoder:
 
     def refuse_lost_reasoning(self, chat):
         """Errors: RowError where the template does not render reasoning, seen by another text in
-        its last place: of earlier turns templates leave it out on purpose."""
+        its last place, as the last turn: of earlier turns templates leave it out on purpose."""
         thought = [i for i, m in enumerate(chat.messages) if m.get("reasoning_content")]
         if not thought:
             return
         last, other = thought[-1], "reasoning_of_this_message"
         changed = {name: other for name in REASONING if name in chat.messages[last]}
-        messages = [*chat.messages[:last], {**chat.messages[last], **changed}]
+        messages = [*chat.messages[:last], {**chat.messages[last], **changed}]  # no turn behind it
         try:
             lost = other not in self.chat.plain(messages, chat.tools)
         except RowError:  # as the sample itself will, where that turn carries loss

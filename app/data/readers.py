@@ -102,7 +102,7 @@ def in_folder(folder, split, notes):
         told = described(state, "_data_files", dict)
         with named(state):
             return [os.path.join(folder, str(f["filename"])) for f in told]
-    refuse_configurations(folder, card_configurations(folder), "README.md lists")
+    refuse_configurations(folder)
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
@@ -121,7 +121,13 @@ def in_folder(folder, split, notes):
                 f" {len(data)} file(s) of rows; name the files themselves, or move one kind away"
             )
         notes.append(f"{folder}: texts beside files of rows are left out: {shortened(left)}")
-    return one_split(folder, data, split, notes)
+    taken = one_split(folder, data, split, notes)
+    places = sorted({os.path.dirname(os.path.relpath(p, folder)) or "." for p in taken})
+    if rows and len(places) > 1:  # pieces of a split as a rule, at times a language each
+        notes.append(
+            f"{folder}: rows of {len(places)} folders together: {shortened(', '.join(places))}"
+        )
+    return taken
 
 
 def described(path, key, kind):
@@ -163,12 +169,12 @@ def card_configurations(folder):
     return [name.strip() for name in re.findall(names, listed[1])] if listed else []
 
 
-def refuse_configurations(folder, names, seen):
+def refuse_configurations(folder):
     """Errors: DataError where a folder holds several data sets, such as one a language."""
-    if len(names := sorted(set(names))) > 1:
+    if len(names := sorted(set(card_configurations(folder)))) > 1:
         raise DataError(
-            f"{folder}: {seen} several configurations: {shortened(', '.join(names))}; name the"
-            " folder or the files of the one that is wanted, or of each of them"
+            f"{folder}: README.md lists several configurations: {shortened(', '.join(names))}; name"
+            " the folder or the files of the one that is wanted, or of each of them"
         )
 
 
@@ -187,58 +193,46 @@ def shortened(text, most=300):
 
 
 def split_name(folder, path, asked):
-    """(full name, split, folder) of the nearest part of a path that begins with a split, or ends
-    with one behind a - or a dot, or has the one that is `asked` for as a word: such as (train_sft,
-    train, data) of data/train_sft-00000-of-00002.parquet; or (None, None, the file's folder).
-    Texts have whole names alone: others begin with such words by chance."""
-    parts = os.path.splitext(os.path.relpath(path, folder))[0].split(os.sep)
-    for at, part in reversed(list(enumerate(parts))):
-        above = os.sep.join(p for p in parts[:at] if p not in SPLITS)  # train/train-00000
+    """(full name, split) of the nearest part of a path that begins with a split, or ends with one
+    behind a - or a dot, or has the one that is `asked` for as a word: such as (train_sft, train) of
+    data/train_sft-00000-of-00002.parquet; or (None, None).  Texts have whole names alone: others
+    begin with such words by chance."""
+    stem = os.path.splitext(os.path.relpath(path, folder))[0]
+    for part in reversed(stem.split(os.sep)):
         # Numbers of pieces, and the hash that older writers put behind them, name no split.
         full = re.sub(r"(-of-\d+)-[0-9a-f]{16}$", r"\1", part)
         full = re.sub(r"([-._ ](of[-._ ])?(part|shard|chunk)?\d+[a-z]?)+$", "", full)
         full = re.sub(r"[-._ ][a-z]{2}$", "", full)
         words = re.split(r"[-._ 0-9]+", part) + re.split(r"[-._ ]+", part)
         if asked and (asked == full or asked in words):
-            return (asked if full.rstrip("0123456789") == asked else full), asked, above
+            return (asked if full.rstrip("0123456789") == asked else full), asked
         ends = (words[0], re.split(r"[-.]", full)[-1], full)
         for split in SPLITS:
             if split == full or (not is_text(path) and split in ends):
-                return (split if full.rstrip("0123456789") == split else full), split, above
-    return None, None, os.sep.join(parts[:-1])
+                return (split if full.rstrip("0123456789") == split else full), split
+    return None, None
 
 
 def one_split(folder, paths, split, notes):
     """The files of one split where names tell splits apart (train-00000-of-00001.parquet).
 
-    Errors: DataError where names or folders leave open what belongs together."""
+    Errors: DataError where names leave open what belongs together."""
     told = {path: split_name(folder, path, split) for path in paths}
-    chosen = chosen_splits(folder, told, split, notes)
-    taken = [path for path in paths if told[path][0] in chosen]
-    # Texts of many folders are one book or manual more often than several data sets.
-    above = [told[path][2] or "." for path in taken if not is_text(path)]
-    refuse_configurations(folder, above, "its rows lie in several folders, as of")
-    return taken
-
-
-def chosen_splits(folder, told, split, notes):
-    """The full names of what is taken; None is that of files of no split."""
-    paths = list(told)
-    fulls = sorted({full for full, _, _ in told.values() if full})
+    fulls = sorted({full for full, _ in told.values() if full})
     listed = f"{folder}: its files are of the splits {shortened(', '.join(fulls))}"
     remedy = "; name one with --split NAME, or name the files themselves"
     bare = [os.path.relpath(path, folder) for path in paths if not told[path][0]]
     # A page of a manual may be called train, or its folder dev.
     by_chance = all(map(is_text, paths)) and (bare or "train" not in fulls or len(fulls) < 2)
     if not split and (not fulls or by_chance):
-        return {None, *fulls}
+        return paths
     if bare and not split:
         raise DataError(f"{listed}, and of none: {shortened(', '.join(bare))}{remedy}")
-    of_split = {kind for _, kind, _ in told.values()}
+    of_split = {kind for _, kind in told.values()}
     taken = split or next((s for s in SPLITS if s in of_split), None)
     if not split and not taken.startswith("train") and taken not in fulls:
         raise DataError(f"{listed}, none of them train{remedy}")
-    chosen = {full for full, kind, _ in told.values() if taken in (full, kind)}
+    chosen = {full for full, kind in told.values() if taken in (full, kind)}
     if split in chosen:
         chosen = {split}
     if not chosen:
@@ -247,7 +241,7 @@ def chosen_splits(folder, told, split, notes):
         raise DataError(f"{listed}; {', '.join(sorted(chosen))} are each a {taken}{remedy}")
     if len(fulls) > 1 or bare:
         notes.append(f"{folder}: split {min(chosen)} of {', '.join(fulls)}")
-    return chosen
+    return [path for path in paths if told[path][0] in chosen]
 
 
 def pieces(paths, piece_bytes):

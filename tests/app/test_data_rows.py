@@ -276,17 +276,9 @@ class Folders(Odd):
         self.assertEqual(len(self.taken("pieces", *pieces)), 2)
         self.assertEqual(self.taken("deep", "train/a.jsonl", "test/a.jsonl"), ["train/a"])
 
-    def test_configurations_of_a_folder_are_not_mixed(self):
-        words = ("several configurations: de, en;", "name the folder or the files")
-        for name, ends in (
-            ("hub", ("train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl")),
-            ("deep", ("train/0000.jsonl", "test/0000.jsonl")),
-            ("bare", ("rows.jsonl",)),
-        ):
-            self.not_taken(name, *[f"{c}/{end}" for c in ("de", "en") for end in ends], words=words)
-            self.assertEqual(self.taken(f"{name}/en"), [os.path.splitext(f"en/{ends[0]}")[0]])
-        shards = ("train/train-0.jsonl", "train/a/1.jsonl", "train/b/1.jsonl", "test/1.jsonl")
-        self.assertEqual(len(self.taken("shards", *shards)), 3)
+    def test_rows_of_several_folders_are_named(self):
+        folder = self.folder_of("years", "2023/rows.jsonl", "2024/rows.jsonl")
+        self.assertIn("rows of 2 folders together: 2023, 2024", self.build(folder))
 
     def test_configurations_of_a_card_are_not_mixed(self):
         folder = self.folder_of("carded", "en-train.jsonl", "README.md")
