@@ -128,16 +128,20 @@ def build(options):
 
 
 def finished(path, recipe, folder):
-    """Whether a run was stopped between renaming the file and removing its shards."""
+    """Whether a run was stopped between renaming the file and removing its shards.
+
+    Errors: DataError where an input has changed since."""
     import h5py
 
     from recipe import digest
+    from shards import Journal
 
     if not os.path.isdir(folder):
         return False
     with h5py.File(path, "r") as file:
         same = file.attrs.get("recipe_crc32") == digest(recipe)
     if same:
+        Journal(folder, recipe)  # which knows the inputs' times, as the file does not
         shutil.rmtree(folder)
     return same
 

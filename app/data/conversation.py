@@ -17,6 +17,8 @@ ROLES = {
 KNOWN_ROLES = {*ROLES, *ROLES.values(), "system", "developer"}
 PROMPT_ROLES = ("user", "system", "developer")
 CONVERSATIONS = ("messages", "conversations", "conversation")
+# Names of the text that an answer was thought out in; the first is the one that goes before others.
+REASONING = ("reasoning_content", "thinking", "reasoning")
 INSTRUCTIONS = (("input", "output"), ("context", "response"))  # Alpaca's columns, Dolly's
 
 
@@ -111,12 +113,20 @@ def pair(row):
 
 def common(chosen, rejected):
     """How much both begin with; of texts to the end of a word, as a token may hold a space and a
-    word."""
+    word; of messages by what templates read, since sets put ids and scores beside it."""
+    if isinstance(chosen, list):
+        chosen, rejected = ([read(entry) for entry in answer] for answer in (chosen, rejected))
     least = min(len(chosen), len(rejected))
     same = next((i for i in range(least) if chosen[i] != rejected[i]), least)
     while isinstance(chosen, str) and same and not chosen[same - 1].isspace():
         same -= 1
     return same - (same > 0 and chosen[same - 1] == " ")
+
+
+def read(entry):
+    """What templates read of a message."""
+    one = message(entry)[0]
+    return [one.get(k) for k in ("role", "content", "name", "tool_calls", "reasoning_content")]
 
 
 def begins_with(chosen, rejected, prompt):
@@ -126,7 +136,7 @@ def begins_with(chosen, rejected, prompt):
     if isinstance(prompt, list):
         asked = [spoken(entry) for entry in prompt]
         return 0 < len(asked) <= len(shared) and shared[: len(asked)] == asked
-    return isinstance(prompt, str) and prompt.strip() in [content for _, content in shared]
+    return isinstance(prompt, str) and ("user", prompt.strip()) in shared
 
 
 def spoken(entry):
@@ -233,4 +243,21 @@ def message(entry):
         one["content"] = ""  # templates would write the word None
     elif content is not None and not isinstance(content, str):
         raise RowError(f"content is a {type(content).__name__}, not text")
-    return one, None if weight is None else int(weight)
+    return with_reasoning(one), None if weight is None else int(weight)
+
+
+def with_reasoning(one):
+    """The message with its reasoning under the names that templates read, as Transformers 5 gives
+    it.  Errors: RowError of reasoning of which a part would be lost."""
+    told = {name: one[name] for name in REASONING if name in one}
+    if not told:
+        return one
+    name, reasoning = next(iter(told.items()))
+    if not isinstance(reasoning, str):
+        raise RowError(f"{name} of a message is a {type(reasoning).__name__}, not text")
+    if any(other != reasoning for other in told.values()):
+        raise RowError(
+            f"a message has {' and '.join(told)}, which differ, and templates read one; leave the"
+            " others out"
+        )
+    return {"thinking": reasoning, **one, "reasoning_content": reasoning}

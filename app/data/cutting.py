@@ -77,16 +77,18 @@ class Cutter:
         return pieces
 
     def after_answer(self, document):
-        """Cut after the last answer that fits; else inside the first one, if its prompt fits."""
+        """Cut after the last answer that fits; else inside the first one, if its prompt fits.  The
+        answers behind the cut, such as those after a long reply of a tool, are counted."""
         ends = [end for _, end in document.loss if end <= self.max_tokens]
+        cut, what = 0, "samples dropped because the prompt alone is too long"
         if ends:
-            self.count("samples cut after an answer")
-            return [clipped(document, ends[-1])]
-        if document.loss and document.loss[0][0] < self.max_tokens:
-            self.count("answers cut at the limit")
-            return [clipped(document, self.max_tokens)]
-        self.count("samples dropped because the prompt alone is too long")
-        return []
+            cut, what = ends[-1], "samples cut after an answer"
+        elif document.loss and document.loss[0][0] < self.max_tokens:
+            cut, what = self.max_tokens, "answers cut at the limit"
+        self.count(what)
+        if lost := sum(begin >= cut for begin, _ in document.loss):
+            self.count("answers left out with what was cut or dropped", lost)
+        return [clipped(document, cut)] if cut else []
 
     def split_chat(self, chat, document):
         """Pieces of whole exchanges, each with the system message in front."""
@@ -142,7 +144,7 @@ class Cutter:
 
 
 def size_of(message):
-    return len(message.get("content") or "") + 8
+    return sum(len(message.get(k) or "") for k in ("content", "reasoning_content")) + 8
 
 
 def exchanges_of(chat):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from conversation import Chat
+from conversation import REASONING, Chat
 from errors import DataError, RowError
 from template import CLOSE, OPEN
 
@@ -97,7 +97,8 @@ class Encoder:
             mark in (m.get("content") or "") for m in sample.messages for mark in (OPEN, CLOSE)
         ):
             raise RowError("a message holds U+FDD0 or U+FDD1, which no text may hold")
-        self.refuse_lost_calls(sample)
+        sample = self.without_skipped_calls(sample)
+        self.refuse_lost_reasoning(sample)
         if self.chat.marks(sample.tools) and not self.asked_of_others(sample):
             return [self.by_marks(sample)]
         try:
@@ -108,9 +109,35 @@ class Encoder:
             self.count("conversations rendered turn by turn")
             return self.by_turns(sample)
 
-    def refuse_lost_calls(self, chat):
-        """Errors: RowError of a message whose tool calls the template does not render, seen by
-        other names of their functions."""
+    def without_skipped_calls(self, chat):
+        """The conversation without messages of nothing but tool calls which the template skips.
+        Errors: RowError of other messages whose tool calls it does not render."""
+        lost = self.lost_calls(chat)
+        if not lost:
+            return chat
+        messages = chat.messages
+        kept = [i for i in range(len(messages)) if i not in lost]
+        left = Chat([messages[i] for i in kept], [chat.weights[i] for i in kept], chat.tools)
+        said = [messages[i].get(k) for i in lost for k in ("content", "reasoning_content")]
+        if kept and not any(said) and self.render_alike(chat, left):
+            self.count("messages of tool calls alone, which the chat template skips", len(lost))
+            return left
+        raise RowError(
+            f"the chat template renders nothing of the tool calls of message {lost[0] + 1}; a"
+            " template that knows tool calls (--chat-template FILE), calls written into the"
+            " content, or a content of null where the template asks for it keep them"
+        )
+
+    def render_alike(self, one, other):
+        try:
+            texts = [self.chat.plain(chat.messages, chat.tools) for chat in (one, other)]
+        except RowError:
+            return False
+        return texts[0] == texts[1]
+
+    def lost_calls(self, chat):
+        """Messages whose tool calls the template does not render, seen by other names of their
+        functions."""
         messages, named = list(chat.messages), {}
         for i, m in enumerate(messages):
             if m["role"] == "assistant" and m.get("tool_calls"):
@@ -119,17 +146,31 @@ class Encoder:
                 if renamed and None not in renamed:
                     messages[i], named[i] = {**m, "tool_calls": renamed}, name
         if not named:
-            return
+            return []
         try:
             text = self.chat.plain(messages, chat.tools)
         except RowError:  # by the names that stand here, or as the sample itself will
+            return []
+        return [i for i, name in named.items() if name not in text]
+
+    def refuse_lost_reasoning(self, chat):
+        """Errors: RowError where the template does not render reasoning, seen by another text in
+        its last place, as the last turn: of earlier turns templates leave it out on purpose."""
+        thought = [i for i, m in enumerate(chat.messages) if m.get("reasoning_content")]
+        if not thought:
             return
-        lost = next((i for i, name in named.items() if name not in text), None)
-        if lost is not None:
+        last, other = thought[-1], "reasoning_of_this_message"
+        changed = {name: other for name in REASONING if name in chat.messages[last]}
+        messages = [*chat.messages[:last], {**chat.messages[last], **changed}]  # no turn behind it
+        try:
+            lost = other not in self.chat.plain(messages, chat.tools)
+        except RowError:  # as the sample itself will, where that turn carries loss
+            return
+        if lost:
             raise RowError(
-                f"the chat template renders nothing of the tool calls of message {lost + 1}; a"
-                " template that knows tool calls (--chat-template FILE) or calls written into the"
-                " content keep them"
+                f"the chat template renders nothing of the reasoning of message {last + 1}; a"
+                " template that reads reasoning_content (--chat-template FILE) or reasoning written"
+                " into the content keep it; else take it out of the rows"
             )
 
     def count_unusual_roles(self, chat):

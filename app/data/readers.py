@@ -102,6 +102,7 @@ def in_folder(folder, split, notes):
         told = described(state, "_data_files", dict)
         with named(state):
             return [os.path.join(folder, str(f["filename"])) for f in told]
+    refuse_configurations(folder)
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
@@ -120,7 +121,13 @@ def in_folder(folder, split, notes):
                 f" {len(data)} file(s) of rows; name the files themselves, or move one kind away"
             )
         notes.append(f"{folder}: texts beside files of rows are left out: {shortened(left)}")
-    return one_split(folder, data, split, notes)
+    taken = one_split(folder, data, split, notes)
+    places = sorted({os.path.dirname(os.path.relpath(p, folder)) or "." for p in taken})
+    if rows and len(places) > 1:  # pieces of a split as a rule, at times a language each
+        notes.append(
+            f"{folder}: rows of {len(places)} folders together: {shortened(', '.join(places))}"
+        )
+    return taken
 
 
 def described(path, key, kind):
@@ -146,6 +153,28 @@ def refuse_unread(folder, paths):
         raise DataError(
             f"{folder}: cannot read {shortened(', '.join(unread))}; unpack them, convert them to"
             f" one of {', '.join(FORMATS)} (in small letters), or move them away"
+        )
+
+
+def card_configurations(folder):
+    """Names of the configurations in the front matter of a data set's card."""
+    card = os.path.join(folder, "README.md")
+    if not os.path.isfile(card):
+        return []
+    with open(card, encoding="utf-8", errors="replace") as stream:
+        front = re.match(r"\ufeff?---[ \t]*\n(.*?)^---", stream.read(), re.M | re.S)
+    # The key of the front matter ends where a line begins with the next one.
+    listed = front and re.search(r"^configs:(.*?)(?=^[^\s#-]|\Z)", front[1], re.M | re.S)
+    names = r"""\bconfig_name["']?\s*:\s*["']?([^"',}#\n]+)"""
+    return [name.strip() for name in re.findall(names, listed[1])] if listed else []
+
+
+def refuse_configurations(folder):
+    """Errors: DataError where a folder holds several data sets, such as one a language."""
+    if len(names := sorted(set(card_configurations(folder)))) > 1:
+        raise DataError(
+            f"{folder}: README.md lists several configurations: {shortened(', '.join(names))}; name"
+            " the folder or the files of the one that is wanted, or of each of them"
         )
 
 

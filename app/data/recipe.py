@@ -9,7 +9,7 @@ import readers
 import template
 from errors import DataError, refuse_pointer
 
-VERSION = 2
+VERSION = 3
 
 
 def checksum(text):
@@ -46,15 +46,16 @@ def table_checksum(table):
 
 
 def file_mark(path):
-    """Size and a checksum of both ends: tells a changed input from the one that was begun with."""
-    size = os.path.getsize(path)
+    """Size, checksum of both ends and time of the last change (ns): tells a changed input from the
+    one that was begun with."""
     with open(path, "rb") as stream:
+        status = os.fstat(stream.fileno())
         first = stream.read(1 << 16)
         refuse_pointer(path, first)
         mark = zlib.crc32(first)
-        stream.seek(max(0, size - (1 << 16)))
+        stream.seek(max(0, status.st_size - (1 << 16)))
         mark = zlib.crc32(stream.read(1 << 16), mark)
-    return [path, size, mark]
+    return [path, status.st_size, mark, status.st_mtime_ns]
 
 
 def template_arguments(listed):
@@ -109,10 +110,10 @@ def difference(a, b):
 
 
 def digest(recipe):
-    """CRC-32 of all that decides what the file holds; paths do not."""
+    """CRC-32 of all that decides what the file holds; paths and times do not."""
     named = {
         **recipe,
-        "inputs": [m[1:] for m in recipe["inputs"]],
+        "inputs": [m[1:3] for m in recipe["inputs"]],
         "tokenizer": None,
         "shard_mib": None,
     }

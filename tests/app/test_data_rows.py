@@ -3,6 +3,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import unittest
 
 from test_data import MARKED, PLAIN, Data
@@ -133,6 +134,47 @@ class OddRows(Odd):
         self.assertIn("chat.jsonl:2: the chat template renders nothing of the tool calls", error)
         self.assertIn("message 2", error)
 
+    def test_messages_of_calls_that_the_template_skips_are_left_out(self):
+        skips = PLAIN.replace("in messages %}", "in messages if m.content %}")
+        call = {"type": "function", "function": {"name": "ring", "arguments": {"x": 1}}}
+        told = {"role": "assistant", "content": "", "tool_calls": [call]}
+        reply = {"role": "tool", "content": "chunk of"}
+        for marks in (False, True):
+            source = (
+                skips if not marks else MARKED.replace("messages %}", "messages if m.content %}")
+            )
+            self.change("tokenizer_config.json", lambda c, s=source: c.update(chat_template=s))
+            rows = [[self.CHAT[0], told, reply, self.CHAT[1]], [self.CHAT[0], reply, self.CHAT[1]]]
+            self.assertEqual(self.learnt(rows), ["stripe 1234<|im_end|>"] * 2)
+            with_call, without = self.documents()
+            self.assertEqual(with_call, without)
+        said = self.build(self.lines(rows), options=["--force"])
+        self.assertIn("1 messages of tool calls alone, which the chat template skips", said)
+        for more in ({"reasoning": "x"}, {"content": "x"}):
+            row = json.dumps([self.CHAT[0], {**told, **more}, self.CHAT[1]]).encode()
+            self.refused(row, "odd.jsonl:1: the chat template renders nothing of the tool calls")
+
+    def test_reasoning_reaches_the_template_by_any_of_its_names(self):
+        names = ("reasoning_content", "thinking", "reasoning")
+        for read in names[:2]:
+            source = PLAIN.replace("{{ m['content']", "{{ m.%s | default('') + m['content']" % read)
+            self.change("tokenizer_config.json", lambda c, s=source: c.update(chat_template=s))
+            rows = [[self.CHAT[0], {**self.CHAT[1], name: "chunk of"}] for name in names]
+            self.assertEqual(self.learnt(rows), ["chunk ofstripe 1234<|im_end|>"] * 3)
+        # Templates leave the reasoning of earlier turns out on purpose.
+        source = source.replace("m.thinking", "(m.thinking if loop.last else '')")
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=source))
+        self.assertEqual(len(self.learnt([rows[2] + self.CHAT], "--turns")), 2)
+
+    def test_reasoning_is_never_lost(self):
+        row = lambda **names: json.dumps([self.CHAT[0], {**self.CHAT[1], **names}]).encode()
+        words = ("odd.jsonl:1: the chat template renders nothing of the reasoning of message 2",)
+        self.refused(row(reasoning="chunk"), *words, "--chat-template")
+        self.refused(row(reasoning=["chunk"]), "odd.jsonl:1", "reasoning of a message is a list")
+        words = ("odd.jsonl:1", "reasoning_content and reasoning, which differ")
+        self.refused(row(reasoning="chunk", reasoning_content="ring"), *words)
+        self.learnt([json.loads(row(reasoning="", reasoning_content=None))])
+
     def test_a_content_of_null_without_calls_is_empty(self):
         self.change("tokenizer_config.json", lambda c: c.update(chat_template=PLAIN))
         rows = [{"messages": [self.CHAT[0], {"role": "assistant", "content": None}]}]
@@ -142,6 +184,56 @@ class OddRows(Odd):
         rows = [{"messages": [self.CHAT[0], {"role": "asistant", "content": "x"}, *self.CHAT]}]
         said = self.build(self.lines(rows))
         self.assertIn("1 messages of role 'asistant', which carries no loss", said)
+
+
+class Answers(Odd):
+    def test_every_answer_is_learnt_once_or_counted(self):
+        rng = random.Random(5)
+        rows, answers = [], 0
+        for _ in range(40):
+            chat = []
+            for _ in range(rng.randint(1, 4)):
+                chat.append({"role": "user", "content": "ring " * rng.choice((1, 3, 60))})
+                for turn in range(rng.randint(1, 3)):
+                    if turn:
+                        chat.append(
+                            {"role": "tool", "content": "stripe " * rng.choice((1, 20, 60))}
+                        )
+                    text = f"<{answers}>" + "chunk of " * rng.choice((1, 3, 60))
+                    chat.append({"role": "assistant", "content": text})
+                    answers += 1
+            rows.append(chat)
+        for policy in ("split", "truncate"):
+            options = ["--max-tokens", "120", "--long", policy, "--force"]
+            said = self.build(self.lines(rows), options=options)
+            texts = []
+            for tokens, mask in self.documents():
+                learnt = self.loaded().decode([t for t, m in zip(tokens, mask) if m], False)
+                texts += re.findall(r"<\d+>", learnt)
+            self.assertEqual(len(texts), len(set(texts)))
+            lost = int(re.search(r"(\d+) answers left out with what was cut", said)[1])
+            self.assertEqual(len(texts) + lost, answers)
+
+    def test_an_input_changed_between_its_ends_is_noticed(self):
+        rows = self.lines([{"text": f"ring {i} stripe"} for i in range(9000)])
+        with open(rows, "ab") as f:
+            f.write(b"{broken\n")
+        options = ["--shard-mib", "0.05"]
+        self.assertIn("no JSON", self.build(rows, options=options, status=2))
+        with open(rows, "r+b") as f:
+            changed = f.read().replace(b"ring 4500", b"gnir 4500")
+            f.seek(0)
+            f.write(changed)
+        self.assertIn("begun with other inputs", self.build(rows, options=options, status=2))
+
+    def test_the_time_of_an_input_changes_no_byte(self):
+        rows, files = self.lines([self.CHAT]), []
+        for seconds in (1, 2):
+            os.utime(rows, (seconds, seconds))
+            self.build(rows, options=["--force"])
+            with open(self.out("out.h5"), "rb") as f:
+                files.append(f.read())
+        self.assertEqual(*files)
 
 
 class Folders(Odd):
@@ -183,6 +275,25 @@ class Folders(Odd):
         ]
         self.assertEqual(len(self.taken("pieces", *pieces)), 2)
         self.assertEqual(self.taken("deep", "train/a.jsonl", "test/a.jsonl"), ["train/a"])
+
+    def test_rows_of_several_folders_are_named(self):
+        folder = self.folder_of("years", "2023/rows.jsonl", "2024/rows.jsonl")
+        self.assertIn("rows of 2 folders together: 2023, 2024", self.build(folder))
+
+    def test_configurations_of_a_card_are_not_mixed(self):
+        folder = self.folder_of("carded", "en-train.jsonl", "README.md")
+        one = '- config_name: "en" # English\n  data_files: en-*\n'
+        other = "- data_files:\n  - split: train\n    path: de-*\n  config_name: de\n"
+        infos = "dataset_info:\n- config_name: fr\n- config_name: it\n"
+        for listed, several in (("configs:\n" + one + other, True), ("configs:\n" + one, False)):
+            with open(f"{folder}/README.md", "w") as f:
+                f.write(f"---\nlicense: mit\n{listed}{infos}---\n# Card\nconfig_name: x\n")
+            if several:
+                words = ("README.md lists several configurations: de, en;", "name the folder or")
+                self.not_taken("carded", words=words)
+                self.build(f"{folder}/en-train.jsonl")
+            else:
+                self.assertEqual(self.taken("carded"), ["en-train"])
 
     def test_one_file_of_no_split_does_not_mix_them(self):
         files = ("train.jsonl", "test.jsonl", "LICENSE.md", "notes.txt")
@@ -432,6 +543,22 @@ class OddPairs(Odd):
         same = self.documents()
         for i in range(2, len(same)):
             self.assertEqual(same[i], same[i % 2])
+
+    def test_prompts_are_known_beside_ids_and_other_spellings(self):
+        asked, good, bad = self.CHAT[0], self.CHAT[1], {"role": "assistant", "content": "x"}
+        parts = {"role": "user", "content": [{"type": "text", "text": "ring"}]}
+        rows = [{"prompt": "ring", "chosen": [good], "rejected": [bad]}]
+        for one in ({**asked, "id": 1}, {**asked, "score": None}, parts):
+            for two in ({**asked, "id": 2}, {"from": "human", "value": "ring"}):
+                for told in ({"prompt": "ring"}, {"prompt": [asked]}, {}):
+                    rows.append({**told, "chosen": [one, good], "rejected": [two, bad]})
+        self.learnt(rows, "--pairs")
+        same = self.documents()
+        for i in range(2, len(same)):
+            self.assertEqual(same[i], same[i % 2])
+        row = {"prompt": "ring", "chosen": [asked, good], "rejected": [bad]}
+        error = self.build(self.lines([row]), options=["--pairs"], out="no.h5", status=2)
+        self.assertIn("chat.jsonl:1: beside the row's prompt, an answer begins", error)
 
     def test_texts_without_prompt_part_at_a_word(self):
         rows = [{"chosen": "Q: ring\nA: stripes", "rejected": "Q: ring\nA: strip"}]
