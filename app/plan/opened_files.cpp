@@ -9,6 +9,7 @@
 #include "app/plan/latency.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
+#include "app/plan/reference_file.hpp"
 #include "core/config/run_options.hpp"
 #include "core/model/parameter_table.hpp"
 #include "io/data/dataset.hpp"
@@ -136,11 +137,9 @@ OpenedFiles open_files_of(const Config& config) {
     });
   if (config.attention.index == IndexOrigin::recorded)
     attempt([&] { read_indexes(config.attention.recorded); });
-  const std::string& reference = config.dpo.reference;
-  if (trains_pairs(config) && !config.dpo.reference_free &&
-      !std::filesystem::is_regular_file(reference))
-    found.problems.push_back(
-        fmt::format("dpo.reference: {} is no file; `ballast reference DECK` writes it", reference));
+  if (trains_pairs(config) && !config.dpo.reference_free && found.problems.empty())
+    attempt(
+        [&] { read_reference(config, model_shape(config), *open_dataset(data_options(config))); });
   return found;
 }
 

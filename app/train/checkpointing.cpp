@@ -191,14 +191,20 @@ void check_sample_order(Session& session, Restored& restored) {
 void leave_overtaken(const Session& session, const std::string& run_folder, Restored& restored) {
   const Communicator& world = session.mesh.world;
   const std::string folder = run_folder + "/checkpoints";
-  std::string moved;
+  std::string moved, unlinked;
   together(world, [&] {
     if (world.rank() != 0) return;
     namespace fs = std::filesystem;
     std::error_code ignored;
     const bool own = fs::equivalent(fs::path(restored.path).parent_path(), folder, ignored);
     moved = move_overtaken(folder, own ? restored.state.step : -1);
+    // So that -r latest, as a job that is queued again gives, finds what this run began with.
+    if (!own) unlinked = link_foreign(folder, restored.path, restored.state.step);
   });
+  unlinked = world.broadcast(unlinked, 0);
+  if (!unlinked.empty())
+    restored.warnings.push_back(fmt::format(
+        "{}: until this run has written a checkpoint, -r latest would begin anew", unlinked));
   moved = world.broadcast(moved, 0);
   if (!moved.empty())
     restored.warnings.push_back(

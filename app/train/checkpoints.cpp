@@ -59,8 +59,8 @@ void Checkpoints::restore_best(const CheckpointState& state) {
     missing = !std::filesystem::exists(path, ignored);
     if (missing != 0)
       remove_best(options_.folder);
-    else
-      link_best(options_.folder, best_->step);
+    else if (const std::string why = link_best(options_.folder, best_->step); !why.empty())
+      say_("warning: " + why);
   }
   if (session_.mesh.world.all_reduce(missing) != 0) best_.reset();
 }
@@ -104,6 +104,7 @@ void Checkpoints::settle(const CheckpointOutcome& outcome) {
     failures_ = 0;
     saved_step_ = outcome.step;
     newest_ = outcome.path;
+    if (!outcome.warning.empty()) say_("warning: " + outcome.warning);
     if (best_ && best_->step == outcome.step)
       say_(fmt::format("best checkpoint so far, held-out loss {:.6f}: {}", best_->loss,
                        outcome.path));

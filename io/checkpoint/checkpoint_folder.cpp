@@ -89,12 +89,33 @@ std::string space_remedy(int keep) {
       keep);
 }
 
-void link_best(const std::string& dir, std::int64_t step) {
-  const std::string link = dir + "/" + kBestCheckpoint, fresh = link + ".new";
-  std::error_code error;
-  fs::remove(fresh, error);
-  fs::create_symlink(checkpoint_name(step), fresh, error);
+namespace {
+
+/// Replaces `link` by one to `target`; returns "" or why that failed, and leaves none then.
+std::string link_to(const fs::path& target, const std::string& link) {
+  const std::string fresh = link + ".new";
+  std::error_code error, ignored;
+  fs::remove(fresh, ignored);
+  fs::create_symlink(target, fresh, error);
   if (!error) fs::rename(fresh, link, error);
+  if (!error) return "";
+  fs::remove(fresh, ignored);
+  fs::remove(link, ignored);
+  return fmt::format("{} cannot be made: {}", link, error.message());
+}
+
+}  // namespace
+
+std::string link_best(const std::string& dir, std::int64_t step) {
+  return link_to(checkpoint_name(step), dir + "/" + kBestCheckpoint);
+}
+
+std::string link_foreign(const std::string& dir, const std::string& file, std::int64_t step) {
+  std::error_code error;
+  fs::create_directories(dir, error);
+  const fs::path target = fs::canonical(file, error);
+  if (error) return fmt::format("{} cannot be found: {}", file, error.message());
+  return link_to(target, dir + "/" + checkpoint_name(step));
 }
 
 std::string best_path(const std::string& dir) {
@@ -127,6 +148,8 @@ std::string move_overtaken(const std::string& dir, std::int64_t step) {
         fs::create_directory(folder = name);
     fs::rename(dir + "/" + checkpoint_name(later), folder + "/" + checkpoint_name(later));
   }
+  std::error_code ignored;
+  if (!fs::exists(dir + "/" + kBestCheckpoint, ignored)) remove_best(dir);  // its file was moved
   if (!folder.empty()) sync_directory(dir);
   return folder;
 }

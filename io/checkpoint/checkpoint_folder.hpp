@@ -24,8 +24,12 @@ void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t b
 std::string space_remedy(int keep);
 /// The name of the best checkpoint in its folder: a link to the file of that step.
 inline constexpr const char* kBestCheckpoint = "best.h5";
-/// Makes it point to the checkpoint of `step`; where no links can be made there is none.
-void link_best(const std::string& dir, std::int64_t step);
+/// Makes it point to the checkpoint of `step`, and returns "" or why that failed: then there is
+/// none.
+std::string link_best(const std::string& dir, std::int64_t step);
+/// Makes a checkpoint of another folder the newest of this one, by a link: what continues there
+/// goes on from it again until it has one of its own.  Returns "" or why that failed.
+std::string link_foreign(const std::string& dir, const std::string& file, std::int64_t step);
 /// Path of the file that it points to.  Errors: there is no link.
 std::string best_path(const std::string& dir);
 /// Removes the link, where there is one.
@@ -34,7 +38,8 @@ void remove_best(const std::string& dir);
 std::string set_aside(const std::string& path);
 /// Moves every checkpoint of a step after `step` to a new folder DIR/overtaken_N, and returns that
 /// folder ("" when there was nothing to move): a run that goes back leaves the branch that it
-/// abandons there, so that the newest file is always that of the branch continued last.
+/// abandons there, so that the newest file is always that of the branch continued last.  The best
+/// one's link goes where its file does.
 std::string move_overtaken(const std::string& dir, std::int64_t step);
 
 }  // namespace ballast

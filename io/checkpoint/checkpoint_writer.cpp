@@ -452,7 +452,7 @@ void CheckpointWriter::publish() {
     job.partial.clear();
     sync_directory(dir_);
     const auto best = best_checkpoint(job.state);
-    if (best && best->step == job.state.step) link_best(dir_, best->step);
+    if (best && best->step == job.state.step) job.outcome.warning = link_best(dir_, best->step);
     prune(dir_, job.state.step, keep_, best ? best->step : -1);
   });
 }

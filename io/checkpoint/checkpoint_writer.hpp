@@ -17,6 +17,7 @@ struct CheckpointOutcome {
   enum class Kind { none, written, failed } kind = Kind::none;
   std::string path;     ///< of the file, written or not
   std::string problem;  ///< why it failed
+  std::string warning;  ///< on rank 0: of the link to the best checkpoint
   std::int64_t step = 0;
   std::int64_t bytes = 0;    ///< of all ranks' elements
   double write_s = 0;        ///< of the slowest rank, syncing included

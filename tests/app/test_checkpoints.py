@@ -82,6 +82,34 @@ class Checkpoints(RunCase):
         done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=6")
         self.assertIn("continues " + os.path.join(folder, "step_00000005.h5"), done.stdout)
 
+    def test_latest_goes_on_from_a_file_of_another_folder(self):
+        """Until the run has a checkpoint of its own: a job may be killed and queued again."""
+        deck, run = self.deck(steps=6, every=0), self.out("run")
+        keys = ("checkpoint.best=true", "eval.every_steps=2", "data.validation_share=0.3")
+        self.run_ballast(
+            2, "train", self.deck("from.toml", steps=4, every=4), "-d", self.out("from")
+        )
+        self.run_ballast(2, "train", deck, "-d", run, *keys)
+        folder = os.path.join(run, "checkpoints")
+        self.assertTrue(os.path.exists(os.path.join(folder, "best.h5")))
+        begun = os.path.join(self.out("from"), "checkpoints", "step_00000004.h5")
+        self.run_ballast(2, "train", deck, "-d", run, "-r", begun, "checkpoint.at_end=false")
+        self.assertFalse(os.path.lexists(os.path.join(folder, "best.h5")), os.listdir(folder))
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=7")
+        self.assertIn("continues " + os.path.join(folder, "step_00000004.h5"), done.stdout)
+        self.assertEqual(self.checkpoints(run), ["step_00000004.h5", "step_00000007.h5"])
+        os.remove(begun)
+        os.remove(os.path.join(folder, "step_00000007.h5"))
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", status=1)
+        self.assertIn("no checkpoint is sound", done.stderr)
+
+    def test_a_best_checkpoint_whose_link_fails_is_told(self):
+        deck, run = self.deck(steps=4, every=0), self.out("run")
+        os.makedirs(os.path.join(run, "checkpoints", "best.h5", "full"))
+        keys = ("checkpoint.best=true", "eval.every_steps=2", "data.validation_share=0.3")
+        done = self.run_ballast(2, "train", deck, "-d", run, *keys)
+        self.assertIn("best.h5 cannot be made", done.stdout)
+
     def test_a_branch_that_is_taken_up_again_takes_no_best_from_the_other(self):
         deck, run = self.deck(steps=8), self.out("run")
         keys = ("checkpoint.best=true", "eval.every_steps=2", "data.validation_share=0.3")

@@ -303,10 +303,23 @@ class Dpo(RunCase):
         self.run_ballast(1, "reference", deck)
         other = self.model("other", 0.05)
         deck = self.dpo(reference=reference, weights=other)
-        self.assertIn("other weights", self.train("weights", deck, status=1))
+        self.assertIn("another model", self.train("weights", deck, status=1))
+        deck = self.dpo(reference=reference)
+        self.run_ballast(1, "check", deck)
+
+        def refused(words, *settings):
+            for command in (["check", deck], ["train", deck, "-d", self.out("refused")]):
+                done = self.run_ballast(1, *command, *settings, status=1)
+                self.assertIn(words, done.stdout + done.stderr)
+
+        refused("another model", "model.rope_theta=100.5")  # the same weights
+        with h5py.File(reference, "r+") as file:
+            file["chosen"][0] = -5.0
+        refused("is damaged")
+        self.run_ballast(1, "reference", deck)
         with h5py.File(self.pairs_path, "r+") as file:
             file["loss_mask"][:] = 1
-        self.assertIn("other data", self.train("data", self.dpo(reference=reference), status=1))
+        refused("other data")
 
     def test_what_is_no_pair_is_refused(self):
         unmarked = self.write_pairs("plain.h5", marked=False)
