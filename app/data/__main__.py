@@ -130,9 +130,10 @@ def build(options):
 def finished(path, recipe, folder):
     """Whether a run was stopped between renaming the file and removing its shards.
 
-    Errors: DataError where an input has changed since."""
+    Errors: DataError where an input has changed since, or a build that replaces it was stopped."""
     import h5py
 
+    from errors import DataError
     from recipe import digest
     from shards import Journal
 
@@ -140,10 +141,14 @@ def finished(path, recipe, folder):
         return False
     with h5py.File(path, "r") as file:
         same = file.attrs.get("recipe_crc32") == digest(recipe)
-    if same:
-        Journal(folder, recipe)  # which knows the inputs' times, as the file does not
-        shutil.rmtree(folder)
-    return same
+    if not same:
+        return False
+    journal = os.path.join(folder, "journal.jsonl")
+    if os.path.exists(journal) and os.stat(journal).st_mtime_ns > os.stat(path).st_mtime_ns:
+        raise DataError(f"{path}: a build that replaces it was stopped; --force goes on with it")
+    Journal(folder, recipe)  # which knows the inputs' times, as the file does not
+    shutil.rmtree(folder)
+    return True
 
 
 def finish(options, recipe, journal, summary):

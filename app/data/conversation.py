@@ -17,7 +17,7 @@ ROLES = {
 KNOWN_ROLES = {*ROLES, *ROLES.values(), "system", "developer"}
 PROMPT_ROLES = ("user", "system", "developer")
 CONVERSATIONS = ("messages", "conversations", "conversation")
-# Names of the text that an answer was thought out in; the first is the one that goes before others.
+# Names of the text that an answer was thought out in.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 INSTRUCTIONS = (("input", "output"), ("context", "response"))  # Alpaca's columns, Dolly's
 
@@ -249,9 +249,9 @@ def message(entry):
 def with_reasoning(one):
     """The message with its reasoning under the names that templates read, as Transformers 5 gives
     it.  Errors: RowError of reasoning of which a part would be lost."""
-    told = {name: one[name] for name in REASONING if name in one}
+    told = {name: one[name] for name in REASONING if one.get(name) not in (None, "")}
     if not told:
-        return one
+        return {k: v for k, v in one.items() if k not in REASONING}
     name, reasoning = next(iter(told.items()))
     if not isinstance(reasoning, str):
         raise RowError(f"{name} of a message is a {type(reasoning).__name__}, not text")
@@ -260,4 +260,4 @@ def with_reasoning(one):
             f"a message has {' and '.join(told)}, which differ, and templates read one; leave the"
             " others out"
         )
-    return {"thinking": reasoning, **one, "reasoning_content": reasoning}
+    return {**one, "thinking": reasoning, "reasoning_content": reasoning}

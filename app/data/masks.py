@@ -94,7 +94,10 @@ class Encoder:
                 " --chat-template FILE names one"
             )
         if self.chat.marks(sample.tools) and any(
-            mark in (m.get("content") or "") for m in sample.messages for mark in (OPEN, CLOSE)
+            mark in (m.get(key) or "")
+            for m in sample.messages
+            for key in ("content", "reasoning_content")
+            for mark in (OPEN, CLOSE)
         ):
             raise RowError("a message holds U+FDD0 or U+FDD1, which no text may hold")
         sample = self.without_skipped_calls(sample)

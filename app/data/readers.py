@@ -164,7 +164,11 @@ def card_configurations(folder):
     with open(card, encoding="utf-8", errors="replace") as stream:
         front = re.match(r"\ufeff?---[ \t]*\n(.*?)^---", stream.read(), re.M | re.S)
     # The key of the front matter ends where a line begins with the next one.
-    listed = front and re.search(r"^configs:(.*?)(?=^[^\s#-]|\Z)", front[1], re.M | re.S)
+    listed = front and re.search(
+        r"""^["']?configs["']?:(.*?)(?=^[^\s-]|\Z)""",
+        re.sub(r"^\s*#.*\n", "", front[1], flags=re.M),
+        re.M | re.S,
+    )
     names = r"""\bconfig_name["']?\s*:\s*["']?([^"',}#\n]+)"""
     return [name.strip() for name in re.findall(names, listed[1])] if listed else []
 

@@ -3,7 +3,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 
 #include "ballast_version.hpp"
@@ -44,6 +43,8 @@ std::uint64_t mark_of_model(const Config& config, const ModelShape& shape) {
                              shape.llama3_factor,
                              shape.llama3_low,
                              shape.llama3_high,
+                             static_cast<double>(shape.query_heads),
+                             static_cast<double>(shape.kv_heads),
                              static_cast<double>(shape.qkv_bias),
                              static_cast<double>(shape.tied_embedding)};
   std::uint64_t mark = XXH64(settings, sizeof settings, 1);

@@ -196,15 +196,20 @@ void leave_overtaken(const Session& session, const std::string& run_folder, Rest
     if (world.rank() != 0) return;
     namespace fs = std::filesystem;
     std::error_code ignored;
-    const bool own = fs::equivalent(fs::path(restored.path).parent_path(), folder, ignored);
+    const auto lies_here = [&](const fs::path& file) {
+      return fs::equivalent(file.parent_path(), folder, ignored);
+    };
+    const fs::path file = fs::canonical(restored.path, ignored);
+    const bool own = lies_here(fs::absolute(restored.path, ignored)) || lies_here(file);
     moved = move_overtaken(folder, own ? restored.state.step : -1);
     // So that -r latest, as a job that is queued again gives, finds what this run began with.
-    if (!own) unlinked = link_foreign(folder, restored.path, restored.state.step);
+    if (!own) unlinked = link_foreign(folder, file, restored.state.step);
   });
   unlinked = world.broadcast(unlinked, 0);
   if (!unlinked.empty())
     restored.warnings.push_back(fmt::format(
-        "{}: until this run has written a checkpoint, -r latest would begin anew", unlinked));
+        "{}: until this run has written a checkpoint, -r latest would begin anew; give -r {} again",
+        unlinked, restored.path));
   moved = world.broadcast(moved, 0);
   if (!moved.empty())
     restored.warnings.push_back(

@@ -56,7 +56,8 @@ void Checkpoints::restore_best(const CheckpointState& state) {
   if (session_.mesh.world.rank() == 0) {
     const std::string path = options_.folder + "/" + checkpoint_name(best_->step);
     std::error_code ignored;
-    missing = !std::filesystem::exists(path, ignored);
+    // A link leads to another run's file, which may remove it.
+    missing = !std::filesystem::is_regular_file(std::filesystem::symlink_status(path, ignored));
     if (missing != 0)
       remove_best(options_.folder);
     else if (const std::string why = link_best(options_.folder, best_->step); !why.empty())

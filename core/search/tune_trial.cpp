@@ -183,6 +183,7 @@ std::int64_t TuneTrials::bytes_in_turn(const Trial& trial) {
   std::optional<StepPlan> evaluation;
   if (!input_.evaluated.empty()) {
     evaluation = plan_evaluation(input_.evaluated, deck.step);
+    lanes.merge(heavy_lanes(*evaluation));
     plans.push_back(plans.front());  // so that a step follows the last evaluation
   }
   const std::vector<StageMemory>& stages = deck.memory;

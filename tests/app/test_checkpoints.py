@@ -87,7 +87,7 @@ class Checkpoints(RunCase):
         deck, run = self.deck(steps=6, every=0), self.out("run")
         keys = ("checkpoint.best=true", "eval.every_steps=2", "data.validation_share=0.3")
         self.run_ballast(
-            2, "train", self.deck("from.toml", steps=4, every=4), "-d", self.out("from")
+            2, "train", self.deck("from.toml", steps=4, every=4), "-d", self.out("from"), *keys
         )
         self.run_ballast(2, "train", deck, "-d", run, *keys)
         folder = os.path.join(run, "checkpoints")
@@ -102,6 +102,16 @@ class Checkpoints(RunCase):
         os.remove(os.path.join(folder, "step_00000007.h5"))
         done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", status=1)
         self.assertIn("no checkpoint is sound", done.stderr)
+
+    def test_own_files_by_other_names_are_own(self):
+        deck, run = self.deck(steps=4, every=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        folder = os.path.join(run, "checkpoints")
+        link = self.out("elsewhere.h5")
+        os.symlink(os.path.join(folder, "step_00000002.h5"), link)
+        for name, where in ((link, None), ("step_00000002.h5", folder)):
+            self.run_ballast(2, "train", deck, "-d", run, "-r", name, cwd=where)
+            self.assertEqual(self.checkpoints(run), ["step_00000002.h5", "step_00000004.h5"])
 
     def test_a_best_checkpoint_whose_link_fails_is_told(self):
         deck, run = self.deck(steps=4, every=0), self.out("run")

@@ -110,7 +110,8 @@ class CudaDecks(RunCase):
         run = self.out(name)
         done = self.run_ballast(ranks, "train", deck, *keys, "-d", run, status=None, timeout=240)
         if done.returncode != 0:
-            return done.stderr[-600:], []
+            said = [l for l in done.stderr.splitlines() if l.startswith("ballast:")]
+            return "\n".join(said) or f"status {done.returncode}", []
         return "", [row for row in self.steps(run) if "loss" in row]
 
     def differences(self, number, row, design):
@@ -138,7 +139,7 @@ class CudaDecks(RunCase):
             return (
                 [] if wrong == refused else [f"GPU: {wrong or 'runs'}\nhost: {refused or 'runs'}"]
             )
-        if len(found) != len(expected):
+        if not found or len(found) != len(expected):
             return [f"{len(found)} steps on the GPU, {len(expected)} on the host"]
         return [
             f"step {mine['step']}: {key} {mine[key]}, on the host {theirs[key]}"
