@@ -97,6 +97,8 @@ std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens
     add("fp8 input", Fp8Part::row_scales, in);
     return list;
   }
+  // In one pass the gradients of outputs that are hidden wide have a buffer of their own.
+  if (again && !halves) out = std::max(qkv_width(shape), 2 * shape.intermediate);
   add("fp8 gradient", Fp8Part::rows, out);
   add("fp8 gradient", Fp8Part::row_scales, out);
   if (shape.lora.enabled()) return list;  // weights are frozen
