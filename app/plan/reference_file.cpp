@@ -51,8 +51,7 @@ std::uint64_t mark_of_model(const Config& config, const ModelShape& shape) {
   const auto add = [&](const void* data, std::size_t bytes) { mark = XXH64(data, bytes, mark); };
   if (config.model.weights.empty()) {
     const std::int64_t sizes[] = {shape.layers,       shape.hidden,
-                                  shape.intermediate, shape.query_heads,
-                                  shape.kv_heads,     shape.head_dim,
+                                  shape.intermediate, shape.head_dim,
                                   shape.vocabulary,   static_cast<std::int64_t>(config.run.seed)};
     add(sizes, sizeof sizes);
     add(&config.model.initial_std, sizeof config.model.initial_std);

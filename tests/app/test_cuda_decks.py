@@ -9,8 +9,9 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 
 from runs import RunCase
-from test_combinations import SEED, Design, table
+from test_combinations import BASE, SEED, Design, table
 from test_cuda import BACKEND, GPUS, WORKERS
+from test_memory import TABLE_KEYS
 
 DECKS = int(os.environ.get("BALLAST_TEST_DECKS", 24))
 FIRST, LATER, NORM = 5e-3, 2e-2, 6e-2  # relative: loss of the first step, of others; gradient norm
@@ -82,17 +83,12 @@ def shape_of(rng, row):
 def keys_of(rng, row, design):
     """Settings of the row and, beside them, what other choices than the usual ones are read by."""
     chunk = rng.choice([128, 256, 384])
-    keys = [
+    keys = [key for key in BASE if key.split("=")[0] in TABLE_KEYS]
+    keys += [
         f"ring.stripe={rng.choice([128, 256])}",
         f"chunk.tokens={chunk}",
         f"chunk.window_tokens={chunk}",
         f"attention.moba_block={rng.choice([64, 128])}",
-        "attention.moba_top_k=2",
-        "attention.generated_density=0.5",
-        "attention.flex_share=0.5",
-        "attention.flex_threshold=0.3",
-        "costs.forward_token_s=1e-6",
-        "costs.forward_pair_s=1e-9",
         f"optimizer.bucket_bytes={rng.choice([1 << 16, 1 << 20, 1 << 27])}",
         *design.overrides(row),
     ]
