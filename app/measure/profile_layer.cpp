@@ -179,7 +179,7 @@ struct LayerProfiler::Impl {
       kept[i] = {};
       kept[i] = layers[i].allocate(tokens, keep, true, workspace);
       layers[i].forward(in, rotary, attention, kept[i], workspace);
-      Layer::release(keep, kept[i]);
+      layers[i].release(keep, kept[i]);
     };
     measured.forward = time(forward, next_layer);
     for (std::size_t i = 0; i < layers.size(); ++i) forward();

@@ -198,7 +198,7 @@ StageOutput StageModel::forward(const LocalBatch& batch, const Tensor& input,
     LayerActivations& intermediate =
         a.layers.emplace_back(layer.allocate(tokens, level, hidden.branch.defined(), m.workspace));
     hidden = layer.forward(hidden, a.tables, attention, intermediate, m.workspace);
-    Layer::release(level, intermediate);
+    layer.release(level, intermediate);
     if (m.inspect) m.inspect(layer.index(), hidden);
   }
 
