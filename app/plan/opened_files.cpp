@@ -9,6 +9,7 @@
 #include "app/plan/latency.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
+#include "app/plan/prompts.hpp"
 #include "app/plan/reference_file.hpp"
 #include "core/config/run_options.hpp"
 #include "core/model/parameter_table.hpp"
@@ -114,7 +115,11 @@ OpenedFiles open_files_of(const Config& config) {
       refuse_without_loss(*data);
       if (has_ids(data_options(config))) read_first_tokens(*data);
       refuse_samples_beyond_groups(config, *data);
-      refuse_missing_held_out(config, sampler_of(config, *data));
+      const Sampler sampler = sampler_of(config, *data);
+      refuse_missing_held_out(config, sampler);
+      if (config.eval.every_steps > 0 && config.eval.generate.tokens > 0)
+        refuse_prompts_beyond_groups(
+            config, prompt_lengths(config, sample_prompts(config, *data, sampler)));
     });
   if (const std::string& folder = config.model.weights; !folder.empty())
     attempt([&] {
@@ -137,9 +142,12 @@ OpenedFiles open_files_of(const Config& config) {
     });
   if (config.attention.index == IndexOrigin::recorded)
     attempt([&] { read_indexes(config.attention.recorded); });
-  if (trains_pairs(config) && !config.dpo.reference_free && found.problems.empty())
-    attempt(
-        [&] { read_reference(config, model_shape(config), *open_dataset(data_options(config))); });
+  if (trains_pairs(config) && !config.dpo.reference_free)
+    attempt([&] {
+      need_reference(config);
+      if (found.problems.empty())  // it is compared with the data and the model
+        read_reference(config, model_shape(config), *open_dataset(data_options(config)));
+    });
   return found;
 }
 

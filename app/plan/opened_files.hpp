@@ -24,7 +24,7 @@ struct OpenedFiles {
 /// Opens what block data, model.weights, attention.heads, attention.recorded and profile.table
 /// (where placement, SAB or DST need it) name, as `train` does: every file and tensor must be there
 /// and fit the model.  Ids are read of the first samples, kReadTokens of them; values of weights
-/// are not.  dpo.reference must be there, and is not compared.
+/// are not.  dpo.reference must be there; where all else is sound, it is compared.
 inline constexpr std::int64_t kReadTokens = std::int64_t{1} << 26;
 OpenedFiles open_files_of(const Config& config);
 

@@ -83,11 +83,16 @@ std::uint64_t checksum(const ReferenceValues& values) {
 
 }  // namespace
 
+void need_reference(const Config& config) {
+  std::error_code ignored;
+  require(std::filesystem::is_regular_file(config.dpo.reference, ignored),
+          "dpo.reference: {} is no file; `ballast reference DECK` writes it", config.dpo.reference);
+}
+
 ReferenceValues read_reference(const Config& config, const ModelShape& shape,
                                const Dataset& dataset) {
+  need_reference(config);
   const std::string& path = config.dpo.reference;
-  require(std::filesystem::is_regular_file(path),
-          "dpo.reference: {} is no file; `ballast reference DECK` writes it", path);
   hdf5::silence();
   const hdf5::Handle file = hdf5::open_file(path);
   require(

@@ -13,6 +13,9 @@ struct ReferenceValues {
   std::vector<double> chosen, rejected;  ///< [sample]
 };
 
+/// Throws Error where dpo.reference is no file.
+void need_reference(const Config& config);
+
 /// Errors: no such file, damaged, of other data (tokens and masks, so another template too), of
 /// another model or other weights.
 ReferenceValues read_reference(const Config& config, const ModelShape& shape,

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "app/plan/prompts.hpp"
 #include "core/base/random.hpp"
 #include "parallel/comm/waits.hpp"
 
@@ -152,25 +153,14 @@ Generator::Generator(Session& session, StepPlanner& planner)
 }
 
 void Generator::add_samples() {
-  std::vector<std::int64_t> held_out = session_.sampler.validation();
   const Dataset& data = *session_.dataset;
-  held_out.resize(std::min(held_out.size(), static_cast<std::size_t>(options_.samples)));
-  for (const std::int64_t sample : held_out) {
-    const std::int64_t length = data.length(sample);
-    std::int64_t tokens = std::min(options_.prefix_tokens, length);
-    if (tokens == 0) {
-      std::vector<std::int32_t> targets(static_cast<std::size_t>(length));
-      data.targets(sample, 0, length, targets);
-      const auto first =
-          std::find_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
-      tokens = first == targets.begin() || first == targets.end()
-                   ? std::max<std::int64_t>(1, length / 4)
-                   : first - targets.begin() + 1;
-    }
+  const std::vector<SamplePrompt> samples = sample_prompts(session_.config, data, session_.sampler);
+  refuse_prompts_beyond_groups(session_.config, prompt_lengths(session_.config, samples));
+  for (const SamplePrompt& from : samples) {
     GeneratedText& prompt = prompts_.emplace_back();
-    prompt.sample = sample;
-    prompt.prompt.resize(static_cast<std::size_t>(tokens));
-    data.tokens(sample, 0, tokens, prompt.prompt);
+    prompt.sample = from.sample;
+    prompt.prompt.resize(static_cast<std::size_t>(from.tokens));
+    data.tokens(from.sample, 0, from.tokens, prompt.prompt);
   }
 }
 

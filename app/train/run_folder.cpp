@@ -50,7 +50,7 @@ std::string claim(const std::string& path, bool resume, int& lock) {
 }  // namespace
 
 RunFolder::RunFolder(const Communicator& world, const std::string& path, bool resume)
-    : path_(path) {
+    : path_(path), rank_(world.rank()) {
   std::string problem;
   if (world.rank() == 0) problem = claim(path, resume, lock_);
   if (!problem.empty() && lock_ >= 0) {
@@ -60,19 +60,32 @@ RunFolder::RunFolder(const Communicator& world, const std::string& path, bool re
   check_all(world, problem.empty(), problem);
 }
 
-void RunFolder::write_status(const std::string& state, std::int64_t step,
-                             const std::string& checkpoint, const std::string& why) {
-  if (lock_ < 0) return;
+bool RunFolder::write(const std::string& state, std::int64_t step, const std::string& checkpoint,
+                      const std::string& why) const {
   nlohmann::ordered_json status{{"state", state}, {"step", step}, {"checkpoint", checkpoint}};
   if (!why.empty()) status["why"] = why;
-  const std::string file = path_ + "/status.json", fresh = file + ".new";
+  const std::string fresh = fmt::format("{}.new{}", status_file(), rank_);
   std::ofstream out(fresh);
   out << status.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
   out.close();
   std::error_code error;
-  if (out) fs::rename(fresh, file, error);
-  if ((!out || error) && !std::exchange(warned_, true))
-    fmt::print(stderr, "ballast: warning: {} cannot be written\n", file);
+  if (out) fs::rename(fresh, status_file(), error);
+  return out && !error;
+}
+
+void RunFolder::write_status(const std::string& state, std::int64_t step,
+                             const std::string& checkpoint, const std::string& why) {
+  if (lock_ < 0) return;
+  if (!write(state, step, checkpoint, why) && !std::exchange(warned_, true))
+    fmt::print(stderr, "ballast: warning: {} cannot be written\n", status_file());
+}
+
+void RunFolder::leave_word(std::int64_t step, const std::string& checkpoint,
+                           const std::string& why) const {
+  std::ifstream stream(status_file());
+  const auto said = nlohmann::json::parse(stream, nullptr, false);
+  if (!said.is_object() || said.value("state", "") != "failed")
+    write("failed", step, checkpoint, why);
 }
 
 RunFolder::~RunFolder() {

@@ -20,9 +20,12 @@ class RunFolder {
 
   /// Writes status.json for scripts that watch the run: `state` running, finished, stopped
   /// (continue it) or failed, the step, the newest sound checkpoint, and why.  A file that cannot
-  /// be written costs a warning.  One rank writes.
+  /// be written costs a warning.  The rank that holds the lock writes.
   void write_status(const std::string& state, std::int64_t step, const std::string& checkpoint,
                     const std::string& why = "");
+
+  /// The word `failed` of a rank that ends the run alone; the first such rank's stays.
+  void leave_word(std::int64_t step, const std::string& checkpoint, const std::string& why) const;
 
   const std::string& path() const { return path_; }
   std::string checkpoints() const { return path_ + "/checkpoints"; }
@@ -34,8 +37,12 @@ class RunFolder {
   std::string deck() const { return path_ + "/deck.toml"; }
 
  private:
+  bool write(const std::string& state, std::int64_t step, const std::string& checkpoint,
+             const std::string& why) const;
+  std::string status_file() const { return path_ + "/status.json"; }
+
   std::string path_;
-  int lock_ = -1;
+  int rank_, lock_ = -1;
   bool warned_ = false;  ///< that status.json cannot be written
 };
 

@@ -194,6 +194,9 @@ int Trainer::run() {
                      every = session_.config.checkpoint.every_steps,
                      validate_every = session_.config.eval.every_steps;
   StopReason stop = StopReason::none;
+  const LastWords last_words([this](const std::string& why) {
+    folder_.leave_word(state_.step, checkpoints_->newest(), why);
+  });
   while (state_.step < steps && stop == StopReason::none) {
     step();
     const bool validates = validate_every > 0 && state_.step % validate_every == 0 &&

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <thread>
 
 #include "parallel/comm/comm.hpp"
@@ -26,6 +27,7 @@ namespace {
 
 double g_limit_s = 600;
 const Recorder* g_recorder = nullptr;
+std::function<void(const std::string&)> g_last_words;
 
 bool mpi_runs() {
   int initialised = 0, finalised = 0;
@@ -67,10 +69,26 @@ void let_the_launcher_read() {
   std::_Exit(1);
 }
 
+/// Prints the error that ends the run, and leaves word of it.
+void say_last(const std::string& message) {
+  const std::string line = fmt::format("{}: {}{}", who(), message, last_event());
+  print("ballast: " + line);
+  if (!g_last_words) return;
+  const auto done = std::make_shared<std::atomic<bool>>(false);
+  std::thread([done, line] {
+    try {
+      g_last_words(line);
+    } catch (...) {  // the message stands
+    }
+    *done = true;
+  }).detach();
+  for (int i = 0; i < 200 && !*done; ++i) usleep(10000);
+}
+
 /// Ends the run: nothing came of a wait for `whom`.
 [[noreturn]] void give_up(double waited_s, const char* whom) {
-  print(fmt::format("ballast: {}: waited {:.1f} s for {} without progress (run.hang_timeout_s){}",
-                    who(), waited_s, whom, last_event()));
+  say_last(
+      fmt::format("waited {:.1f} s for {} without progress (run.hang_timeout_s)", waited_s, whom));
   // Ranks that wait for the same culprit lose patience about now; whoever prints nothing is dead or
   // stuck outside a wait.
   usleep(static_cast<useconds_t>(1e6 * std::clamp(0.1 * g_limit_s, 0.2, 3.0)));
@@ -154,6 +172,11 @@ void set_wait_limit(double seconds, const Recorder* recorder) {
 
 double wait_limit() { return g_limit_s; }
 
+LastWords::LastWords(std::function<void(const std::string&)> words) {
+  g_last_words = std::move(words);
+}
+LastWords::~LastWords() { g_last_words = nullptr; }
+
 void watch_gpu_waits() {
 #ifdef BALLAST_HAVE_CUDA
   cuda::set_wait_watch([](double waited_s) {
@@ -218,7 +241,7 @@ void fail_here(const std::string& message) {
   // printed once.
   if (Communicator::world().rank() != 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  print(fmt::format("ballast: {}: {}{}", who(), message, last_event()));
+  say_last(message);
   abort_all();
 }
 

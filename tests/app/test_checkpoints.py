@@ -3,6 +3,7 @@ import gzip
 import json
 import os
 import resource
+import signal
 import time
 import unittest
 
@@ -53,6 +54,23 @@ class Checkpoints(RunCase):
             self.assertTrue(os.path.isfile(told["checkpoint"]), told)
         finally:
             self.stop_group(process)
+
+    def test_status_says_which_rank_was_waited_for_in_vain(self):
+        for culprit in (0, 1):
+            deck, run = self.deck(steps=100000, every=1), self.out(f"hung{culprit}")
+            process = self.start(2, "train", deck, "-d", run, "run.hang_timeout_s=3")
+            try:
+                self.wait_for_checkpoint(process, run)
+                ranks = sorted(self.ranks_of(run))
+                self.assertEqual(len(ranks), 2, "processes of the ranks in /proc")
+                os.kill(ranks[culprit], signal.SIGSTOP)
+                process.communicate(timeout=90)
+            finally:
+                self.stop_group(process)
+            told = self.status(run)
+            self.assertEqual(told["state"], "failed", told)
+            self.assertRegex(told["why"], "rank [01] on .* without progress")
+            self.assertTrue(os.path.isfile(told["checkpoint"]), told)
 
     def test_a_folder_in_which_nothing_could_be_written_is_no_run(self):
         deck, run = self.deck(steps=2), self.out("full")

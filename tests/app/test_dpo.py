@@ -300,6 +300,8 @@ class Dpo(RunCase):
         reference = self.out("reference.h5")
         deck = self.dpo(reference=reference)
         self.assertIn("ballast reference", self.train("none-yet", deck, status=1))
+        done = self.run_ballast(1, "check", deck, "data.path=nowhere.h5", status=1)
+        self.assertIn("ballast reference", done.stderr)  # beside what else is wrong
         self.run_ballast(1, "reference", deck)
         other = self.model("other", 0.05)
         deck = self.dpo(reference=reference, weights=other)

@@ -18,6 +18,9 @@ TEXTS = [
     "eval.generate_samples=1",
     "eval.generate_prefix_tokens=20",
 ]
+# Room for prompts of 264 tokens and 37 more, the last of which is read by nothing.
+GROUPS = ["batching.method=hbp", "batching.groups=[300]", "batching.group_ranks=[1]"]
+GROUPS += ["eval.generate_prefix_tokens=264"]
 
 
 class Numpy(Policy):
@@ -174,6 +177,7 @@ class Generation(RunCase):
                 (["eval.generate_prompts=[]", "eval.generate_samples=0"], "nothing to continue"),
                 (["data.validation_share=0"], "needs held-out samples"),
                 (['eval.generate_prompts=[""]'], "an empty text"),
+                (GROUPS + ["eval.generate_tokens=38"], "longest group's 300"),
             )
         ):
             checked = self.run_ballast(1, "check", self.deck(dp=1), *TEXTS, *settings, status=1)
@@ -185,6 +189,8 @@ class Generation(RunCase):
             self.assertNotEqual(done.returncode, 0, said)
             self.assertIn(said, done.stdout + done.stderr)
             self.assertNotIn("step 1/", done.stdout)
+        fits = GROUPS + ["eval.generate_tokens=37"]
+        self.run_ballast(1, "check", self.deck(dp=1), *TEXTS, *fits)
 
 
 if __name__ == "__main__":

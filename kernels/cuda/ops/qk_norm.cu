@@ -14,7 +14,9 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMaxDim = 256;
-constexpr int kBackwardBlocks = 2 * 132;  // two a multiprocessor of an H200
+constexpr int kHeads = 2;                              // of a token that a group of lanes takes
+constexpr int kMultiprocessors = 132;                  // an H200's
+constexpr int kBackwardBlocks = 2 * kMultiprocessors;  // each with a partial sum of the weights'
 
 /// Eight columns of each half of a head.
 struct Halves {
@@ -33,10 +35,17 @@ __device__ Halves load_halves(const float* head, int half) {
   load_eight(head + half, h.high);
   return h;
 }
-__device__ Halves load_halves(const __nv_bfloat16* head, int half) {
+/// The same as they lie, in half the registers.
+struct PackedHalves {
+  Pack8 low, high;
+};
+__device__ PackedHalves load_packed(const __nv_bfloat16* head, int half) {
+  return {*reinterpret_cast<const Pack8*>(head), *reinterpret_cast<const Pack8*>(head + half)};
+}
+__device__ Halves unpacked(const PackedHalves& p) {
   Halves h;
-  unpack(*reinterpret_cast<const Pack8*>(head), h.low);
-  unpack(*reinterpret_cast<const Pack8*>(head + half), h.high);
+  unpack(p.low, h.low);
+  unpack(p.high, h.high);
   return h;
 }
 __device__ void store_halves(const Halves& h, __nv_bfloat16* head, int half) {
@@ -64,35 +73,56 @@ __device__ float reciprocal_rms(const Halves& x, int dim, float eps) {
   return rsqrtf(group_sum<kGroup>(products(x, x)) / static_cast<float>(dim) + eps);
 }
 
+/// What a group of lanes does: some heads of a token, whose angles it loads once.
+struct Item {
+  std::int64_t token;
+  int first, last;  ///< heads; none where the item lies past the end or the lane past the head
+  __device__ Item(std::int64_t number, std::int64_t tokens, int heads, bool lane_has_columns) {
+    const int pieces = (heads + kHeads - 1) / kHeads;
+    token = number / pieces;
+    first = static_cast<int>(number - token * pieces) * kHeads;
+    last = min(first + kHeads, heads);
+    if (token >= tokens || !lane_has_columns) token = 0, last = first;
+  }
+  __host__ __device__ static std::int64_t count(std::int64_t tokens, int heads) {
+    return tokens * ((heads + kHeads - 1) / kHeads);
+  }
+};
+
 template <int kGroup>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const __nv_bfloat16* x, std::int64_t stride, const __nv_bfloat16* w_q,
                    const __nv_bfloat16* w_k, float eps, const float* cos, const float* sin,
                    __nv_bfloat16* y, std::int64_t tokens, int q_heads, int heads, int dim) {
   await_earlier_work();
-  const std::int64_t item =
-      (blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x) / kGroup;
   const int half = dim / 2, column = static_cast<int>(threadIdx.x % kGroup) * 8;
-  const bool active = item < tokens * heads && column < half;  // the others only join in the sum
-  const std::int64_t token = active ? item / heads : 0;
-  const int head = active ? static_cast<int>(item - token * heads) : 0;
-  Halves v{}, w{};
-  if (active) {
-    v = load_halves(x + token * stride + head * dim + column, half);
-    w = load_halves((head < q_heads ? w_q : w_k) + column, half);
-  }
-  const float scale = reciprocal_rms<kGroup>(v, dim, eps);
-  if (!active) return;
-  float c[8], s[8];
-  load_eight(cos + token * half + column, c);
-  load_eight(sin + token * half + column, s);
+  const Item item((blockIdx.x * std::int64_t{kThreads} + threadIdx.x) / kGroup, tokens, heads,
+                  column < half);
+  PackedHalves packed[kHeads] = {};
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float a = v.low[j] * scale * w.low[j], b = v.high[j] * scale * w.high[j];
-    v.low[j] = turned_low(a, b, c[j], s[j]);
-    v.high[j] = turned_high(a, b, c[j], s[j]);
+  for (int i = 0; i < kHeads; ++i)
+    if (item.first + i < item.last)
+      packed[i] = load_packed(x + item.token * stride + (item.first + i) * dim + column, half);
+  float c[8] = {}, s[8] = {};
+  if (item.first < item.last) {
+    load_eight(cos + item.token * half + column, c);
+    load_eight(sin + item.token * half + column, s);
   }
-  store_halves(v, y + (token * heads + head) * dim + column, half);
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    Halves v = unpacked(packed[i]);
+    const float scale = reciprocal_rms<kGroup>(v, dim, eps);  // lanes without heads join in
+    const int head = item.first + i;
+    if (head >= item.last) continue;
+    const Halves w = unpacked(load_packed((head < q_heads ? w_q : w_k) + column, half));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float a = v.low[j] * scale * w.low[j], b = v.high[j] * scale * w.high[j];
+      v.low[j] = turned_low(a, b, c[j], s[j]);
+      v.high[j] = turned_high(a, b, c[j], s[j]);
+    }
+    store_halves(v, y + (item.token * heads + head) * dim + column, half);
+  }
 }
 
 struct Backward {
@@ -112,23 +142,29 @@ struct Backward {
 /// The sums of a block's lanes by column: lanes of a warp that share columns by shuffles, then warp
 /// after warp.
 template <int kGroup>
-__device__ void store_partial(const Halves (&sums)[2], const Backward& in) {
+__device__ void store_partial(Halves (&sums)[2], const Backward& in) {
   __shared__ float total[2][kMaxDim];
   const int half = in.dim / 2, lane = static_cast<int>(threadIdx.x % 32),
             column = lane % kGroup * 8, warp = static_cast<int>(threadIdx.x / 32);
-  for (int turn = 0; turn < kWarps; ++turn) {
 #pragma unroll
-    for (int which = 0; which < 2; ++which)
+  for (int offset = kGroup; offset < 32; offset *= 2)
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        float value = j < 8 ? sums[which].low[j % 8] : sums[which].high[j % 8];
+    for (Halves& h : sums)
 #pragma unroll
-        for (int offset = kGroup; offset < 32; offset *= 2)
-          value += __shfl_xor_sync(0xffffffffu, value, offset);
-        const int at = column + j % 8 + (j < 8 ? 0 : half);
-        if (warp == turn && lane < kGroup && column < half)
-          total[which][at] = value + (turn > 0 ? total[which][at] : 0.0f);
+      for (int j = 0; j < 8; ++j) {
+        h.low[j] += __shfl_xor_sync(0xffffffffu, h.low[j], offset);
+        h.high[j] += __shfl_xor_sync(0xffffffffu, h.high[j], offset);
       }
+  for (int turn = 0; turn < kWarps; ++turn) {
+    if (warp == turn && lane < kGroup && column < half)
+#pragma unroll
+      for (int which = 0; which < 2; ++which)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          float &low = total[which][column + j], &high = (&low)[half];
+          low = sums[which].low[j] + (turn > 0 ? low : 0.0f);
+          high = sums[which].high[j] + (turn > 0 ? high : 0.0f);
+        }
     __syncthreads();
   }
   for (int c = static_cast<int>(threadIdx.x); c < 2 * in.dim; c += kThreads) {
@@ -138,66 +174,71 @@ __device__ void store_partial(const Halves (&sums)[2], const Backward& in) {
   }
 }
 
+/// Gradient of one head's rows, `head` of q, k and v side by side; [tokens, heads, dim] each.
+__device__ const float* gradient_of(const Backward& in, std::int64_t token, int head) {
+  const int in_k = head - in.q_heads, in_v = in_k - in.kv_heads;
+  return in_k < 0   ? in.dq + (token * in.q_heads + head) * in.dim
+         : in_v < 0 ? in.dk + (token * in.kv_heads + in_k) * in.dim
+                    : in.dv + (token * in.kv_heads + in_v) * in.dim;
+}
+
 template <int kGroup, bool kWeights>
-__global__ void __launch_bounds__(kThreads) backward_kernel(Backward in) {
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks / kMultiprocessors)
+    backward_kernel(Backward in) {
   await_earlier_work();
   const int half = in.dim / 2, column = static_cast<int>(threadIdx.x % kGroup) * 8,
-            heads = in.q_heads + 2 * in.kv_heads;
-  const std::int64_t items = in.tokens * heads,
-                     step = std::int64_t{gridDim.x} * (kThreads / kGroup),
+            turned = in.q_heads + in.kv_heads, heads = turned + in.kv_heads;
+  const std::int64_t items = Item::count(in.tokens, heads), groups = kThreads / kGroup,
                      own = threadIdx.x / kGroup;
   Halves sums[2] = {};
-  for (std::int64_t first = blockIdx.x * std::int64_t{kThreads / kGroup}; first < items;
-       first += step) {
-    const std::int64_t item = first + own;
-    const bool active = item < items && column < half;  // the others only join in the sums
-    const std::int64_t token = active ? item / heads : 0;
-    const int head = active ? static_cast<int>(item - token * heads) : 0, in_k = head - in.q_heads,
-              in_v = in_k - in.kv_heads;
-    Halves d{}, x{}, w{};
-    if (active) {
-      const float* from = in_k < 0   ? in.dq + (token * in.q_heads + head) * in.dim
-                          : in_v < 0 ? in.dk + (token * in.kv_heads + in_k) * in.dim
-                                     : in.dv + (token * in.kv_heads + in_v) * in.dim;
-      d = load_halves(from + column, half);
+  for (std::int64_t first = blockIdx.x * groups; first < items; first += gridDim.x * groups) {
+    const Item item(first + own, in.tokens, heads, column < half);
+    float c[8] = {}, s[8] = {};
+    if (item.first < min(item.last, turned)) {
+      load_eight(in.cos + item.token * half + column, c);
+      load_eight(in.sin + item.token * half + column, s);
     }
-    if (active && in_v < 0) {
-      x = load_halves(in.x + token * in.x_stride + head * in.dim + column, half);
-      w = load_halves((in_k < 0 ? in.w_q : in.w_k) + column, half);
-      float c[8], s[8];
-      load_eight(in.cos + token * half + column, c);
-      load_eight(in.sin + token * half + column, s);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float a = d.low[j], b = d.high[j];
-        d.low[j] = turned_low(a, b, c[j], -s[j]);
-        d.high[j] = turned_high(a, b, c[j], -s[j]);
-      }
-    }
-    const float scale = reciprocal_rms<kGroup>(x, in.dim, in.eps);
-    Halves dw;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) dw.low[j] = d.low[j] * w.low[j], dw.high[j] = d.high[j] * w.high[j];
-    const float mean =
-        group_sum<kGroup>(products(dw, x)) * scale * scale / static_cast<float>(in.dim);
-    if (!active) continue;
-    if (in_v < 0) {
-      if constexpr (kWeights) {
-        const float to_q = in_k < 0 ? scale : 0.0f, to_k = in_k < 0 ? 0.0f : scale;
+#pragma unroll 2
+    for (int i = 0; i < kHeads; ++i) {
+      const int head = item.first + i;
+      const bool active = head < item.last, normed = active && head < turned;
+      Halves d{}, x{}, w{}, dw;
+      if (active) d = load_halves(gradient_of(in, item.token, head) + column, half);
+      if (normed) {
+        x = unpacked(load_packed(in.x + item.token * in.x_stride + head * in.dim + column, half));
+        w = unpacked(load_packed((head < in.q_heads ? in.w_q : in.w_k) + column, half));
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const float low = d.low[j] * x.low[j], high = d.high[j] * x.high[j];
-          sums[0].low[j] += low * to_q, sums[0].high[j] += high * to_q;
-          sums[1].low[j] += low * to_k, sums[1].high[j] += high * to_k;
+          const float a = d.low[j], b = d.high[j];
+          d.low[j] = turned_low(a, b, c[j], -s[j]);
+          d.high[j] = turned_high(a, b, c[j], -s[j]);
         }
       }
+      const float scale = reciprocal_rms<kGroup>(x, in.dim, in.eps);  // all lanes join in
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        d.low[j] = scale * (dw.low[j] - x.low[j] * mean);
-        d.high[j] = scale * (dw.high[j] - x.high[j] * mean);
+      for (int j = 0; j < 8; ++j)
+        dw.low[j] = d.low[j] * w.low[j], dw.high[j] = d.high[j] * w.high[j];
+      const float mean =
+          group_sum<kGroup>(products(dw, x)) * scale * scale / static_cast<float>(in.dim);
+      if (!active) continue;
+      if (normed) {
+        if constexpr (kWeights) {
+          const float to_q = head < in.q_heads ? scale : 0.0f, to_k = scale - to_q;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float low = d.low[j] * x.low[j], high = d.high[j] * x.high[j];
+            sums[0].low[j] += low * to_q, sums[0].high[j] += high * to_q;
+            sums[1].low[j] += low * to_k, sums[1].high[j] += high * to_k;
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          d.low[j] = scale * (dw.low[j] - x.low[j] * mean);
+          d.high[j] = scale * (dw.high[j] - x.high[j] * mean);
+        }
       }
+      store_halves(d, in.d_qkv + item.token * in.d_stride + head * in.dim + column, half);
     }
-    store_halves(d, in.d_qkv + token * in.d_stride + head * in.dim + column, half);
   }
   if constexpr (kWeights) store_partial<kGroup>(sums, in);
 }
@@ -227,9 +268,10 @@ cudaError_t qk_norm_rope(const Bf16* x, std::int64_t stride, const Bf16* w_q, co
   const int heads = q_heads + kv_heads;
   with_group(head_dim, [&](auto size) {
     constexpr int kGroup = decltype(size)::value, kEach = kThreads / kGroup;
-    launch(forward_kernel<kGroup>, static_cast<unsigned>((tokens * heads + kEach - 1) / kEach),
-           kThreads, 0, stream, x, stride, w_q, w_k, static_cast<float>(eps), cos, sin, y, tokens,
-           q_heads, heads, head_dim);
+    launch(forward_kernel<kGroup>,
+           static_cast<unsigned>((Item::count(tokens, heads) + kEach - 1) / kEach), kThreads, 0,
+           stream, x, stride, w_q, w_k, static_cast<float>(eps), cos, sin, y, tokens, q_heads,
+           heads, head_dim);
   });
   return cudaGetLastError();
 }
@@ -245,7 +287,7 @@ cudaError_t qk_norm_rope_backward(const QkNormBackward& a, cudaStream_t stream) 
   if (a.tokens > 0)
     with_group(a.head_dim, [&](auto size) {
       constexpr int kGroup = decltype(size)::value, kEach = kThreads / kGroup;
-      const std::int64_t items = a.tokens * (a.q_heads + 2 * a.kv_heads);
+      const std::int64_t items = Item::count(a.tokens, a.q_heads + 2 * a.kv_heads);
       blocks =
           static_cast<int>(std::min<std::int64_t>(kBackwardBlocks, (items + kEach - 1) / kEach));
       const auto kernel = weights ? backward_kernel<kGroup, true> : backward_kernel<kGroup, false>;
