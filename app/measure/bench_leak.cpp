@@ -101,7 +101,8 @@ class LeakTest {
     }
     std::vector<std::uint64_t> seen;
     if (rows.empty()) return seen;
-    const Tensor bits = RecallScores(axes, axis, rows).computed(calls);
+    const Space space = calls.front().host() != nullptr ? Space::host : Space::cuda;
+    const Tensor bits = recall_scores(axes, axis, rows, space)->computed(calls).to(host_device());
     const auto* word = reinterpret_cast<const std::uint64_t*>(bits.data<std::int64_t>());
     for (int h = 0; h < calls.front().index_heads(); ++h)
       for (const AxisRange& row : rows) {

@@ -73,9 +73,6 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   checkpoints_.emplace(session_, optimizer_, checkpoint_options(), restored,
                        [this](const std::string& text) { log_.comment(text); });
   write_header(restored, train_step_.table_notes());
-  if (session_.options.attention.sparse() && config.trace.recall_every > 0 &&
-      session_.device.space() != Space::host)
-    log_.comment("recall is measured on the host backend alone");
   tell_status();
 }
 

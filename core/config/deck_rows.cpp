@@ -347,8 +347,8 @@ void trace_rows(Schema& schema) {
       .when(traced, true);
   trace
       .key("recall_every", &TraceConfig::recall_every, "steps", between(0, kTokens),
-           "steps between measurements of what share of attention a sparse pattern computes, on "
-           "the host backend; 0: none")
+           "steps between measurements of what share of attention a sparse pattern computes; 0: "
+           "none")
       .when(traced, true)
       .when(pattern);
   trace
@@ -357,7 +357,8 @@ void trace_rows(Schema& schema) {
       .when_any({recall.is_not(0)});
   trace
       .key("recall_drift", &TraceConfig::recall_drift,
-           "at every such step, a forward pass of the first held-out sample too: what the index of "
+           "at every such step on the host, a forward pass of the first held-out sample too: what "
+           "the index of "
            "the measurement before holds of the present attention, against the present index")
       .when_any({recall.is_not(0)});
   trace

@@ -9,6 +9,7 @@
 #include "core/plan/attention/head_rules.hpp"
 #include "core/plan/attention/routed_lists.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
+#include "core/predict/index_workspace.hpp"
 
 namespace ballast {
 namespace {
@@ -335,7 +336,12 @@ class Pattern {
 GpuIndexBytes gpu_index_bytes(const GpuIndexRule& rule, std::span<const Segment> segments,
                               const GpuIndexPart& part) {
   if (part.queries == 0 || part.calls.empty()) return {};
-  return Pattern(rule, segments, part).bytes();
+  GpuIndexBytes bytes = Pattern(rule, segments, part).bytes();
+  // Of rows their queries, maxima, and sums of all keys and of four parts.
+  const IndexWork recall = recall_work(rule.options, segments, part.ring);
+  bytes.recall = rule.query_heads / part.sp *
+                 (recall.recall.rows * (rule.head_dim * 4 + 4 + 5 * 8) + recall.recall_blocks * 8);
+  return bytes;
 }
 
 }  // namespace ballast

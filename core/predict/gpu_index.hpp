@@ -39,6 +39,7 @@ struct GpuIndexBytes {
   /// Likewise of each layer, the model's first at 0; one value: of all alike.
   std::vector<std::int64_t> layers{0};
   std::int64_t choosing = 0;  ///< workspace while a layer's pattern is chosen
+  std::int64_t recall = 0;    ///< and afterwards, where recall is measured (recall_scores)
   std::int64_t kernels = 0;   ///< scratch that kernels share and keep
   std::int64_t cached = 0;    ///< of all micro-batches of this shape: generated indexes, of which
                               ///< a run keeps the latest kCachedIndexes shapes

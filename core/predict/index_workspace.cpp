@@ -70,10 +70,13 @@ ObservedBatch batch_of(const IndexRule& rule, std::span<const SlashWindow> windo
   return batch;
 }
 
-void add_recall(const AttentionOptions& options, std::span<const Segment> segments, int ring,
-                IndexWork& work) {
+}  // namespace
+
+IndexWork recall_work(const AttentionOptions& options, std::span<const Segment> segments,
+                      int ring) {
+  IndexWork work;
   if (options.recall_every == 0 || !options.chosen() || options.pattern == PatternKind::dense)
-    return;
+    return work;
   std::int64_t pairs = 0, uneven = 0;
   for (const Segment& s : segments) {
     if (s.end <= options.whole_tokens()) continue;
@@ -84,14 +87,12 @@ void add_recall(const AttentionOptions& options, std::span<const Segment> segmen
     work.recall_blocks += rows * up(s.end, kBlock);
   }
   work.recall.pairs = up(pairs, ring) + uneven;
+  return work;
 }
-
-}  // namespace
 
 IndexWork index_work(const IndexRule& rule, std::span<const Segment> segments, int ring,
                      bool carries) {
-  IndexWork work;
-  add_recall(rule.options, segments, ring, work);
+  IndexWork work = recall_work(rule.options, segments, ring);
   if (!observes_rows(rule)) return work;
   const KeyAxis axis = keys_of(segments);
   std::vector<std::int64_t> first;

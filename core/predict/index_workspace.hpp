@@ -1,6 +1,6 @@
 // What choosing a sparse pattern takes on the host while it looks at Q and K, in a layer's first
 // forward of a micro-batch: what core/predict/memory_replay counts beside the layers' own tensors.
-// GPUs keep no scores.
+// GPUs keep no scores (core/predict/gpu_index).
 #pragma once
 #include <cstdint>
 #include <span>
@@ -40,6 +40,8 @@ struct IndexWork {
   std::int64_t recall_blocks = 0;  ///< blocks of 64 keys up to the ends of the rows' segments
   bool operator==(const IndexWork&) const = default;
 };
+/// What recall looks at alone, on hosts and GPUs alike.
+IndexWork recall_work(const AttentionOptions& options, std::span<const Segment> segments, int ring);
 /// `ring`: ranks; `carries`: segments are a dependent chunk.
 IndexWork index_work(const IndexRule& rule, std::span<const Segment> segments, int ring,
                      bool carries);

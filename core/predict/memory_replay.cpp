@@ -383,6 +383,8 @@ class Replay {
     if (l.indexes.empty()) l.indexes.push_back(hold(bytes.micro_batch, MemoryCategory::workspace));
     const Held choosing = hold(bytes.choosing, MemoryCategory::workspace);
     l.indexes.push_back(hold(bytes.layer(stage_.first_layer + layer), MemoryCategory::workspace));
+    if (!evaluates_ && bytes.recall > 0 && recalled_.insert(layer).second)
+      hold(bytes.recall, MemoryCategory::workspace);
   }
 
   /// Tiles of the host's attention, for as long as it runs.

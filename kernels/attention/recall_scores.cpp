@@ -6,6 +6,8 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/attention/pattern_selection.hpp"
+#include "kernels/attention/index_scores.hpp"
+#include "kernels/ops/backend.hpp"
 #include "kernels/ops/elementwise.hpp"
 #include "kernels/ops/host_view.hpp"
 #include "kernels/ops/vector_math.hpp"
@@ -38,61 +40,53 @@ void masses(const float* score, std::int64_t n, float top, std::int64_t* mass) {
     mass[j] = static_cast<std::int64_t>(static_cast<double>(e[j]) * kMassUnit);
 }
 
-}  // namespace
-
-RecallScores::RecallScores(const AttentionAxes& axes, const KeyAxis& axis, const AxisRanges& rows)
-    : axes_(axes), axis_(axis), rows_(rows), first_word_{0}, place_{0} {
-  const AxisRanges own = axes.keys[axes.rank];
-  for (const AxisRange& row : rows)
-    first_word_.push_back(first_word_.back() + (axis.count[row.segment] + kBlock - 1) / kBlock);
-  key_block_ = global_blocks(axis, own);
-  visible_ = split_visible(visible_keys(rows, axis), axis, {own}).front().expand();
-  for (const KeyInterval& keys : visible_)
-    place_.push_back(place_.back() + std::max(0, keys.end - keys.begin));
-}
-
-std::vector<std::int64_t> RecallScores::local_rows() const {
-  std::vector<std::int64_t> local(rows_.size(), -1);
-  std::int64_t first = 0;
-  for (const AxisRange& have : axes_.queries) {
-    for (std::size_t r = 0; r < rows_.size(); ++r)
-      if (rows_[r].segment == have.segment && rows_[r].position >= have.position &&
-          rows_[r].position < have.end())
-        local[r] = first + rows_[r].position - have.position;
-    first += have.count;
+class HostRecallScores final : public RecallScores {
+ public:
+  HostRecallScores(const AttentionAxes& axes, const KeyAxis& axis, const AxisRanges& rows)
+      : axes_(axes), axis_(axis), at_(axes, axis, rows), place_{0} {
+    for (const KeyInterval& keys : at_.visible)
+      place_.push_back(place_.back() + std::max(0, keys.end - keys.begin));
   }
-  return local;
-}
+  Tensor queries(const Tensor& q) const override;
+  Tensor computed(const std::vector<AttentionWork>& calls) const override;
+  Tensor maximum(const Tensor& queries, const Tensor& k, double scale) override;
+  Tensor sums(const Tensor& maximum, const Tensor& computed) override;
 
-Tensor RecallScores::queries(const Tensor& q) const {
-  const std::vector<std::int64_t> local = local_rows();
-  Tensor all = zeros({static_cast<std::int64_t>(rows_.size()), q.size(1), q.size(2)}, DType::f64);
-  for (std::size_t r = 0; r < rows_.size(); ++r)
-    if (local[r] >= 0) {
+ private:
+  const AttentionAxes& axes_;
+  const KeyAxis& axis_;
+  const RecallPlaces at_;
+  std::vector<std::int64_t> place_;  ///< [rows + 1] of a row's scores among a head's
+  Tensor scores_;                    ///< [Hq, place_.back()] as K, of visible keys alone
+};
+
+Tensor HostRecallScores::queries(const Tensor& q) const {
+  Tensor all =
+      zeros({static_cast<std::int64_t>(at_.rows.size()), q.size(1), q.size(2)}, DType::f64);
+  for (std::size_t r = 0; r < at_.rows.size(); ++r)
+    if (at_.local[r] >= 0) {
       Tensor to = all.rows(static_cast<std::int64_t>(r), static_cast<std::int64_t>(r) + 1);
-      copy_rows(q.rows(local[r], local[r] + 1), to);
+      copy_rows(q.rows(at_.local[r], at_.local[r] + 1), to);
     }
   return all;
 }
 
-Tensor RecallScores::computed(const std::vector<AttentionWork>& calls) const {
-  const std::vector<std::int64_t> local = local_rows();
-  const std::int64_t heads = calls.front().index_heads(), words = first_word_.back();
+Tensor HostRecallScores::computed(const std::vector<AttentionWork>& calls) const {
+  const std::int64_t heads = calls.front().index_heads(), words = at_.first_word.back();
   Tensor bits = zeros({heads * words}, DType::i64);
   for (std::size_t c = 0; c < calls.size(); ++c) {
-    require(calls[c].host() != nullptr, "recall is measured on the host alone");
+    require(calls[c].host() != nullptr, "recall: q lies on the host, the pattern on a GPU");
     const PatternArrays& x = calls[c].host()->arrays();
     const std::vector<std::int32_t> block = global_blocks(axis_, axes_.calls()[c]);
-    for (std::size_t r = 0; r < rows_.size(); ++r) {
-      if (local[r] < 0) continue;
-      const std::int64_t base = axis_.offset[rows_[r].segment] / kBlock,
-                         query_block = local[r] / kBlock,
-                         end = base + first_word_[r + 1] - first_word_[r];
+    for (std::size_t r = 0; r < at_.rows.size(); ++r) {
+      if (at_.local[r] < 0) continue;
+      const std::int64_t base = at_.base[r], query_block = at_.local[r] / kBlock,
+                         end = base + at_.first_word[r + 1] - at_.first_word[r];
       for (std::int64_t h = 0; h < heads; ++h) {
         auto* word = reinterpret_cast<std::uint64_t*>(bits.data<std::int64_t>()) + h * words +
-                     first_word_[r] - base;
+                     at_.first_word[r] - base;
         for (const BlockRun& run : runs_of(x, static_cast<int>(h), query_block))
-          if (run.row_mask < 0 || (x.row_masks[run.row_mask] >> (local[r] % kBlock) & 1))
+          if (run.row_mask < 0 || (x.row_masks[run.row_mask] >> (at_.local[r] % kBlock) & 1))
             for (std::int32_t b = run.first; b < run.last; ++b)
               if (block[b] >= base && block[b] < end) word[block[b]] = ~std::uint64_t{0};
         if (!x.has_columns()) continue;
@@ -105,7 +99,8 @@ Tensor RecallScores::computed(const std::vector<AttentionWork>& calls) const {
   return bits;
 }
 
-Tensor RecallScores::maximum(const Tensor& queries, const Tensor& k, double scale) {
+Tensor HostRecallScores::maximum(const Tensor& queries, const Tensor& keys_, double scale) {
+  const Tensor k = keys_.dtype() == DType::f64 ? keys_ : index_operand(keys_);
   const std::int64_t rows = queries.size(0), heads = queries.size(1), dim = queries.size(2),
                      group = heads / k.size(1), tokens = k.size(0);
   scores_ =
@@ -121,9 +116,9 @@ Tensor RecallScores::maximum(const Tensor& queries, const Tensor& k, double scal
       const std::int64_t h = i / rows, r = i % rows;
       const double* from = queries.data<double>() + (r * heads + h) * dim;
       const std::vector<T> q(from, from + dim);
-      T* score = scores + h * place_.back() + place_[r] - visible_[r].begin;
+      T* score = scores + h * place_.back() + place_[r] - at_.visible[r].begin;
       T best = -std::numeric_limits<T>::infinity();
-      for (std::int64_t j = visible_[r].begin; j < visible_[r].end; ++j) {
+      for (std::int64_t j = at_.visible[r].begin; j < at_.visible[r].end; ++j) {
         const T* key = keys + j * stride + h / group * dim;
         score[j] = static_cast<T>(
             scale * host::lane_sum<T>(dim, [&](std::int64_t d) { return q[d] * key[d]; }));
@@ -135,9 +130,9 @@ Tensor RecallScores::maximum(const Tensor& queries, const Tensor& k, double scal
   return most;
 }
 
-Tensor RecallScores::sums(const Tensor& maximum, const Tensor& computed) const {
-  const std::int64_t heads = scores_.size(0), rows = std::ssize(rows_), words = first_word_.back(),
-                     index_heads = computed.numel() / words;
+Tensor HostRecallScores::sums(const Tensor& maximum, const Tensor& computed) {
+  const std::int64_t heads = scores_.size(0), rows = std::ssize(at_.rows),
+                     words = at_.first_word.back(), index_heads = computed.numel() / words;
   Tensor sums = zeros({heads, rows, kSums}, DType::i64);
   const double* most = maximum.data<double>();
   const auto* bits = reinterpret_cast<const std::uint64_t*>(computed.data<std::int64_t>());
@@ -146,15 +141,14 @@ Tensor RecallScores::sums(const Tensor& maximum, const Tensor& computed) const {
     const auto* scores = scores_.data<T>();
     parallel_for("recall sums", heads * rows, [&](std::int64_t i) {
       const std::int64_t h = i / rows, r = i % rows;
-      const AxisRange& row = rows_[static_cast<std::size_t>(r)];
-      const std::int64_t base = axis_.offset[row.segment] / kBlock,
-                         own = (row.position - axis_.first_position[row.segment]) / kBlock;
-      const std::uint64_t* word = bits + (index_heads > 1 ? h : 0) * words + first_word_[r];
+      const auto at = static_cast<std::size_t>(r);
+      const std::int64_t base = at_.base[at], own = at_.own[at];
+      const std::uint64_t* word = bits + (index_heads > 1 ? h : 0) * words + at_.first_word[r];
       std::int64_t* sum = sums.data<std::int64_t>() + i * kSums;
-      const T* row_scores = scores + h * place_.back() + place_[r] - visible_[r].begin;
-      for (std::int64_t j = visible_[r].begin; j < visible_[r].end;) {
-        const std::int64_t block = key_block_[j / kBlock] - base, first = j % kBlock,
-                           n = std::min<std::int64_t>(visible_[r].end - j, kBlock - first);
+      const T* row_scores = scores + h * place_.back() + place_[r] - at_.visible[r].begin;
+      for (std::int64_t j = at_.visible[r].begin; j < at_.visible[r].end;) {
+        const std::int64_t block = at_.key_block[j / kBlock] - base, first = j % kBlock,
+                           n = std::min<std::int64_t>(at_.visible[r].end - j, kBlock - first);
         std::int64_t mass[kBlock];
         masses(row_scores + j, n, static_cast<T>(most[i]), mass);
         const std::uint64_t computed_keys = word[block];
@@ -167,6 +161,37 @@ Tensor RecallScores::sums(const Tensor& maximum, const Tensor& computed) const {
     });
   });
   return sums;
+}
+
+}  // namespace
+
+RecallPlaces::RecallPlaces(const AttentionAxes& axes, const KeyAxis& axis, const AxisRanges& of)
+    : rows(of), local(of.size(), -1), first_word{0} {
+  const AxisRanges keys = axes.keys[axes.rank];
+  for (const AxisRange& row : rows) {
+    first_word.push_back(first_word.back() + (axis.count[row.segment] + kBlock - 1) / kBlock);
+    base.push_back(axis.offset[row.segment] / kBlock);
+    own.push_back((row.position - axis.first_position[row.segment]) / kBlock);
+  }
+  key_block = global_blocks(axis, keys);
+  visible = split_visible(visible_keys(rows, axis), axis, {keys}).front().expand();
+  std::int64_t first = 0;
+  for (const AxisRange& have : axes.queries) {
+    for (std::size_t r = 0; r < rows.size(); ++r)
+      if (rows[r].segment == have.segment && rows[r].position >= have.position &&
+          rows[r].position < have.end())
+        local[r] = first + rows[r].position - have.position;
+    first += have.count;
+  }
+}
+
+std::unique_ptr<RecallScores> recall_scores(const AttentionAxes& axes, const KeyAxis& axis,
+                                            const AxisRanges& rows, Space space) {
+#ifdef BALLAST_HAVE_CUDA
+  if (space == Space::cuda) return cuda::recall_scores(axes, axis, rows);
+#endif
+  require(space == Space::host, "recall: q lies on a GPU, which this program was built without");
+  return std::make_unique<HostRecallScores>(axes, axis, rows);
 }
 
 }  // namespace ballast

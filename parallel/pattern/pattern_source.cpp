@@ -46,7 +46,7 @@ const std::vector<AttentionWork>& PatternSource::shards(const AttentionInputs& i
                    return std::tuple(head.budget, head.overflow, head.overflow_mass,
                                      head.kind ? static_cast<int>(*head.kind) : -1);
                  });
-  if (observes_recall(in.layer) && in.q.space() == Space::host) {
+  if (observes_recall(in.layer)) {
     const int heads = static_cast<int>(in.q.size(1));
     for (const RecallRow& row :
          measure_recall(axes(), axis_,

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <numeric>
 
 #include "core/base/random.hpp"
-#include "kernels/attention/index_scores.hpp"
 #include "kernels/attention/recall_scores.hpp"
 
 namespace ballast {
@@ -74,15 +74,15 @@ std::vector<RecallRow> measure_recall(const AttentionAxes& axes, const KeyAxis& 
   if (queries.empty()) return {};
   AxisRanges ranges;
   for (const SampledQuery& q : queries) ranges.push_back({q.segment, q.position, 1});
-  RecallScores scores(axes, axis, ranges);
-  Tensor q = scores.queries(in.q), computed = scores.computed(calls);
+  const std::unique_ptr<RecallScores> scores = recall_scores(axes, axis, ranges, in.q.space());
+  Tensor q = scores->queries(in.q), computed = scores->computed(calls);
   ring.sum(q);
   ring.sum(computed);
-  Tensor maximum =
-      scores.maximum(q, in.k.dtype() == DType::f64 ? in.k : index_operand(in.k), in.scale);
+  Tensor maximum = scores->maximum(q, in.k, in.scale);
   ring.maximum(maximum);
-  Tensor sums = scores.sums(maximum, computed);
-  ring.sum(sums);
+  Tensor joined = scores->sums(maximum, computed);
+  ring.sum(joined);
+  const Tensor sums = joined.to(host_device());
 
   std::vector<RecallRow> rows;
   const auto heads = static_cast<int>(sums.size(0));

@@ -37,7 +37,7 @@ struct Estimate {
 Estimate estimate(std::span<const SampledQuery> queries, std::span<const double> shares);
 
 /// One row a head of the call, heads counted from `first_head`; none where no segment is sampled.
-/// The same on every rank of the ring.  Collective over it.  Host tensors and patterns alone.
+/// The same on every rank of the ring.  Collective over it.
 std::vector<RecallRow> measure_recall(const AttentionAxes& axes, const KeyAxis& axis,
                                       const std::vector<SampledQuery>& queries,
                                       const AttentionInputs& in,

@@ -153,6 +153,14 @@ class Cuda(RunCase):
                             f" {host_norm}"
                         ),
                     )
+                    for row, host_row in zip(found, expected):
+                        self.assertEqual("recall" in row, "recall" in host_row, label)
+                        if "recall" in row:
+                            self.assertLess(
+                                abs(float(row["recall"]) - float(host_row["recall"])),
+                                2e-2,
+                                f"{label}: recall of step {row['step']}",
+                            )
                     worst = max(
                         abs(float(a["loss"]) / float(b["loss"]) - 1)
                         for a, b in zip(found, expected)

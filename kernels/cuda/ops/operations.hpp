@@ -25,6 +25,7 @@ struct KeyAxis;
 struct SlashSetup;
 class SlashScores;
 class BlockScores;
+class RecallScores;
 }  // namespace ballast
 
 namespace ballast::cuda {
@@ -93,6 +94,10 @@ void copy_rows(const Tensor& from, Tensor& to);
 std::unique_ptr<SlashScores> slash_scores(const SlashSetup& setup);
 std::unique_ptr<BlockScores> block_scores(const AttentionAxes& axes, const KeyAxis& axis,
                                           std::int64_t block_tokens);
+
+/// Recall (kernels/attention/recall_scores.hpp).
+std::unique_ptr<RecallScores> recall_scores(const AttentionAxes& axes, const KeyAxis& axis,
+                                            const AxisRanges& rows);
 
 /// Uploads a host pattern and prepares it for calls with these numbers of heads.
 AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k);
