@@ -55,7 +55,10 @@ void print_model(const CheckFacts& f) {
       "  {} layers, hidden {}, intermediate {}, {} query and {} key/value heads of {}, vocabulary "
       "{}{}{}\n",
       m.layers, m.hidden, m.intermediate, m.query_heads, m.kv_heads, m.head_dim, m.vocabulary,
-      m.qkv_bias ? ", qkv bias" : "", m.tied_embedding ? ", tied embedding" : "");
+      m.qkv_bias  ? ", qkv bias"
+      : m.qk_norm ? ", qk norm"
+                  : "",
+      m.tied_embedding ? ", tied embedding" : "");
 }
 
 std::string pieces_text(const ShardFacts& shard) {

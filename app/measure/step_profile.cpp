@@ -20,7 +20,7 @@ struct GroupRule {
   const char* group;
 };
 // The first that fits counts.
-constexpr std::array<GroupRule, 25> kRules = {{
+constexpr std::array<GroupRule, 26> kRules = {{
     {"attention_forward", "attention forward"},
     {"forward_plain", "attention forward"},
     {"merge_kernel", "attention forward"},
@@ -33,6 +33,7 @@ constexpr std::array<GroupRule, 25> kRules = {{
     {"delta_kernel", "attention backward"},
     {"_fp8_cu", "FP8 rounding"},
     {"_rmsnorm_cu", "norms"},
+    {"_qk_norm_cu", "QK-norm and RoPE"},
     {"swiglu", "SwiGLU"},
     {"rope", "RoPE"},
     {"_cross_entropy_cu", "loss"},

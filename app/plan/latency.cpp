@@ -16,7 +16,9 @@ namespace {
 std::string layer_text(const ModelShape& m) {
   return fmt::format("hidden {}, intermediate {}, {} query and {} key/value heads of {}{}",
                      m.hidden, m.intermediate, m.query_heads, m.kv_heads, m.head_dim,
-                     m.qkv_bias ? ", qkv bias" : "");
+                     m.qkv_bias  ? ", qkv bias"
+                     : m.qk_norm ? ", qk norm"
+                                 : "");
 }
 
 /// The kind of device, whichever of them this rank has: without a GPU's number, with the host's

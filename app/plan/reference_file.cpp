@@ -45,7 +45,7 @@ std::uint64_t mark_of_model(const Config& config, const ModelShape& shape) {
                              shape.llama3_high,
                              static_cast<double>(shape.query_heads),
                              static_cast<double>(shape.kv_heads),
-                             static_cast<double>(shape.qkv_bias),
+                             static_cast<double>(shape.qkv_bias + 2 * shape.qk_norm),
                              static_cast<double>(shape.tied_embedding)};
   std::uint64_t mark = XXH64(settings, sizeof settings, 1);
   const auto add = [&](const void* data, std::size_t bytes) { mark = XXH64(data, bytes, mark); };

@@ -54,7 +54,7 @@ struct ModelConfig {
   std::string preset = "custom", weights;
   std::int64_t layers = 0, hidden = 0, intermediate = 0, query_heads = 0, kv_heads = 0,
                head_dim = 0, vocabulary = 0;
-  bool qkv_bias = false, tied_embedding = false;
+  bool qkv_bias = false, qk_norm = false, tied_embedding = false;
   double rms_eps = 1e-6, initial_std = 0.02, rope_theta = 1e6, yarn_factor = 1;
   std::int64_t original_context = 32768;
   double llama3_factor = 1, llama3_low = 1, llama3_high = 4;

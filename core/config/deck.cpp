@@ -20,6 +20,7 @@ std::vector<std::pair<std::string, DeckValue>> shape_values(const ModelShape& s)
           {"model.head_dim", s.head_dim},
           {"model.vocabulary", s.vocabulary},
           {"model.qkv_bias", s.qkv_bias},
+          {"model.qk_norm", s.qk_norm},
           {"model.tied_embedding", s.tied_embedding},
           {"model.rms_eps", s.rms_eps},
           {"model.rope_theta", s.rope_theta},

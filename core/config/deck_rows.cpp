@@ -89,6 +89,8 @@ void model_rows(Schema& schema) {
             "token ids; 256 for byte-level data");
   model.key("qkv_bias", &ModelConfig::qkv_bias,
             "bias on the query, key and value projections (Qwen2.5)");
+  model.key("qk_norm", &ModelConfig::qk_norm,
+            "RMSNorm of every head of queries and keys before rotation (Qwen3)");
   model.key("tied_embedding", &ModelConfig::tied_embedding, "embedding and head share one matrix");
   model.key("rms_eps", &ModelConfig::rms_eps, "", above(0), "epsilon of RMSNorm");
   model.key("initial_std", &ModelConfig::initial_std, "", above(0),

@@ -30,6 +30,7 @@ ModelShape model_shape(const Config& config) {
   shape.head_dim = m.head_dim;
   shape.vocabulary = m.vocabulary;
   shape.qkv_bias = m.qkv_bias;
+  shape.qk_norm = m.qk_norm;
   shape.tied_embedding = m.tied_embedding;
   shape.rms_eps = m.rms_eps;
   shape.initial_std = m.initial_std;

@@ -107,7 +107,7 @@ std::vector<Fp8Scratch> fp8_scratch(const ModelShape& shape, std::int64_t tokens
          {Fp8Part::rows, Fp8Part::row_scales, Fp8Part::columns, Fp8Part::column_scales})
       add("fp8 branch gradient", part, shape.hidden);
     const bool swiglu = host || !fp8_rounds_swiglu(shape.intermediate),
-               rope = host || !fp8_rounds_rope(shape.head_dim);
+               rope = host || shape.qk_norm || !fp8_rounds_rope(shape.head_dim);
     const std::int64_t element = host ? 4 : 2, width = std::max(swiglu ? 2 * shape.intermediate : 0,
                                                                 rope ? qkv_width(shape) : 0);
     if (swiglu && !host) list.push_back({kFp8Made, element * tokens * shape.intermediate});

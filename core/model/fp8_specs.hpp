@@ -31,6 +31,10 @@ std::int64_t fp8_weight_bytes(const ModelShape& shape, bool host);
 /// rounds it again, so that the compute type holds it only between halves of backward: where all
 /// weights train; adapters read it.
 bool fp8_makes_again(const ModelShape& shape);
+/// Whether `spec` is one of those.
+inline bool fp8_made_again(const ActivationSpec& spec) {
+  return spec.kept_from == Keep::all && spec.weight_input;
+}
 /// What is kept of such a layer where a layer without FP8 keeps `keep`.
 Keep fp8_keep(Keep keep, const ModelShape& shape);
 

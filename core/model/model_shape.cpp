@@ -15,7 +15,8 @@ std::int64_t layer_products(const ModelShape& s) {
 
 std::int64_t ModelShape::parameters_without_embedding() const {
   const std::int64_t biases = qkv_bias ? (query_heads + 2 * kv_heads) * head_dim : 0;
-  return layers * (layer_products(*this) + biases + 2 * hidden) + hidden;
+  const std::int64_t head_norms = qk_norm ? 2 * head_dim : 0;
+  return layers * (layer_products(*this) + biases + head_norms + 2 * hidden) + hidden;
 }
 
 std::int64_t ModelShape::parameters() const {
@@ -54,6 +55,8 @@ std::vector<Problem> problems(const ModelShape& s) {
                    s.kv_heads));
   need(s.head_dim <= 0 || s.head_dim % 2 == 0, {"model.head_dim"},
        fmt::format("head_dim = {} is odd; rotary embedding turns pairs", s.head_dim));
+  need(!(s.qkv_bias && s.qk_norm), {"model.qkv_bias", "model.qk_norm"},
+       "qkv_bias and qk_norm exclude each other; no model has both", "set one of them to false");
   need(s.rms_eps > 0, {"model.rms_eps"}, fmt::format("rms_eps = {} must be above 0", s.rms_eps));
   need(s.initial_std > 0, {"model.initial_std"},
        fmt::format("initial_std = {} must be above 0", s.initial_std));

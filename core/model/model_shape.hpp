@@ -1,4 +1,4 @@
-// ModelShape: a decoder-only Transformer as in Qwen2.5 and Llama 3.
+// ModelShape: a decoder-only Transformer as in Qwen2.5, Qwen3 and Llama 3.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,6 +15,7 @@ struct ModelShape {
   std::int64_t query_heads = 0, kv_heads = 0, head_dim = 0;
   std::int64_t vocabulary = 0;
   bool qkv_bias = false;
+  bool qk_norm = false;  ///< RMSNorm of every head of q and k before rotation (Qwen3)
   bool tied_embedding = false;
   double rms_eps = 1e-6;
   double initial_std = 0.02;  ///< of the initial matrices; those that write to the residual stream

@@ -68,6 +68,10 @@ class TableBuilder {
       vector(prefix + "self_attn.k_proj.bias", kv, Initialiser::zeros, 0);
       vector(prefix + "self_attn.v_proj.bias", kv, Initialiser::zeros, 0);
     }
+    if (shape_.qk_norm) {
+      vector(prefix + "self_attn.q_norm.weight", shape_.head_dim, Initialiser::ones, -1);
+      vector(prefix + "self_attn.k_norm.weight", shape_.head_dim, Initialiser::ones, -1);
+    }
     matrix(prefix + "self_attn.o_proj.weight", hidden, q, 1, output_std_);
     vector(prefix + "post_attention_layernorm.weight", hidden, Initialiser::ones, -1);
     matrix(prefix + "mlp.gate_proj.weight", intermediate, hidden, 0);

@@ -14,6 +14,24 @@ ModelShape qwen(ModelShape shape) {
   return shape;
 }
 
+/// What the dense Qwen3 models share.
+ModelShape qwen3(const char* name, std::int64_t layers, std::int64_t hidden,
+                 std::int64_t intermediate, std::int64_t query_heads, bool tied_embedding) {
+  return {.preset = name,
+          .layers = layers,
+          .hidden = hidden,
+          .intermediate = intermediate,
+          .query_heads = query_heads,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .vocabulary = 151936,
+          .qk_norm = true,
+          .tied_embedding = tied_embedding,
+          .rms_eps = 1e-6,
+          .rope_theta = 1e6,
+          .original_context = 40960};
+}
+
 /// Shapes as published in the models' config.json files.
 const std::vector<ModelShape>& presets() {
   static const std::vector<ModelShape> list = {
@@ -53,6 +71,11 @@ const std::vector<ModelShape>& presets() {
             .head_dim = 128,
             .vocabulary = 152064,
             .tied_embedding = false}),
+      qwen3("qwen3-0.6b", 28, 1024, 3072, 16, true),
+      qwen3("qwen3-1.7b", 28, 2048, 6144, 16, true),
+      qwen3("qwen3-4b", 36, 2560, 9728, 32, true),
+      qwen3("qwen3-8b", 36, 4096, 12288, 32, false),
+      qwen3("qwen3-14b", 40, 5120, 17408, 40, false),
       {.preset = "llama3.1-8b",
        .layers = 32,
        .hidden = 4096,

@@ -22,6 +22,7 @@ std::vector<ActivationSpec> layer_activations(const ModelShape& s, std::int64_t 
       {"layer rstd1", Keep::selective, {t}, true, false},
       {"layer normed1", Keep::all, {t, s.hidden}, false, true},
       {"layer qkv", Keep::selective, {t, qkv_width(s)}, false, false},
+      {"layer turned", Keep::all, {t, s.qk_norm ? query_width(s) + kv_width(s) : 0}, false, false},
       {"layer attention", Keep::selective, {t, query_width(s)}, false, true},
       {"layer lse", Keep::selective, {s.query_heads, t}, true, false},
       {"layer middle", Keep::selective, {t, s.hidden}, false, false},

@@ -42,7 +42,8 @@ struct ActivationSpec {
   bool weight_input;  ///< what a weight gradient is made from
   std::int64_t bytes(DType type) const;
 };
-/// input, rstd1, normed1, qkv, attention, lse, middle, rstd2, normed2, gate_up, product.
+/// input, rstd1, normed1, qkv, turned (no columns without QK-norm), attention, lse, middle, rstd2,
+/// normed2, gate_up, product.
 std::vector<ActivationSpec> layer_activations(const ModelShape& shape, std::int64_t tokens);
 
 /// Scratch of a layer's passes, shared by all layers, [tokens, columns] of the activations' type

@@ -229,7 +229,7 @@ class Replay {
   std::int64_t kept_bytes(const RankMicroBatch& m, Keep level, bool kept, bool first_layer) {
     std::int64_t bytes = 0;
     for (const ActivationSpec& spec : activations(m)) {
-      if (makes_again() && spec.kept_from == Keep::all) continue;
+      if (makes_again() && fp8_made_again(spec)) continue;
       // The first layer takes its input as it comes: embedded, or from the stage before.
       if (spec.kept_from == Keep::input && first_layer) {
         if (kept && stage_.first) bytes += spec.bytes(stage_.type);
@@ -246,7 +246,7 @@ class Replay {
     std::int64_t bytes = 0;
     for (const ActivationSpec& spec : activations(m)) {
       if (level >= spec.kept_from) continue;
-      if (makes_again() && !halves && spec.kept_from == Keep::all) continue;
+      if (makes_again() && !halves && fp8_made_again(spec)) continue;
       if (halves && spec.weight_input)
         bytes += spec.bytes(stage_.type);
       else

@@ -122,10 +122,18 @@ void read_rope(const json& config, const std::string& file, ModelShape& shape) {
           file, joined.dump(), apart.dump());
 }
 
+/// Transformers' class of a model_type that read_huggingface_config takes.
+const char* class_of(const std::string& model_type) {
+  return model_type == "qwen2"   ? "Qwen2ForCausalLM"
+         : model_type == "qwen3" ? "Qwen3ForCausalLM"
+         : model_type == "llama" ? "LlamaForCausalLM"
+                                 : "MistralForCausalLM";
+}
+
 json config_of(const ModelShape& shape, const std::string& dtype) {
-  const bool llama = !shape.qkv_bias;
-  json config = {{"architectures", {llama ? "LlamaForCausalLM" : "Qwen2ForCausalLM"}},
-                 {"model_type", llama ? "llama" : "qwen2"},
+  const char* type = shape.qkv_bias ? "qwen2" : shape.qk_norm ? "qwen3" : "llama";
+  json config = {{"architectures", {class_of(type)}},
+                 {"model_type", type},
                  {"hidden_act", "silu"},
                  {"hidden_size", shape.hidden},
                  {"intermediate_size", shape.intermediate},
@@ -164,6 +172,20 @@ void write_json_file(const std::string& path, const json& value) {
   require(file.good(), "{}: cannot be written; is the disk full?", path);
 }
 
+/// Every layer has to see the whole context: one that slides a window over it is another model.
+void require_full_attention(const json& config, const std::string& file, const std::string& type) {
+  bool slides = optional(config, file, "use_sliding_window", false);
+  // Mistral's window has no switch; 4096 is what Transformers takes where the file states none.
+  if (type == "mistral")
+    slides = !config.contains("sliding_window") || !config["sliding_window"].is_null();
+  const json layers = optional(config, file, "layer_types", json::array());
+  for (const json& layer : layers) slides = slides || layer != "full_attention";
+  require(!slides,
+          "{}: sliding-window attention is not supported; of Mistral, models from v0.2 on have "
+          "\"sliding_window\": null",
+          file);
+}
+
 /// What generation needs beside weights: files as they are, and ids of config.json.
 void carry_over(const std::string& base, const std::string& dir, json& config) {
   for (const char* name :
@@ -178,6 +200,11 @@ void carry_over(const std::string& base, const std::string& dir, json& config) {
   std::ifstream stream(base + "/config.json");
   const json stated = json::parse(stream, nullptr, false);
   if (!stated.is_object()) return;
+  if (stated.value("model_type", json()) == "mistral" && config["model_type"] == "llama") {
+    config["model_type"] = "mistral";  // the same model, whose own class assumes a window
+    config["architectures"] = {class_of("mistral")};
+    config["sliding_window"] = nullptr;
+  }
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     if (stated.contains(key) && !stated[key].is_null()) config[key] = stated[key];
   const char* length = "max_position_embeddings";
@@ -202,15 +229,14 @@ ModelShape read_huggingface_config(const std::string& dir) {
       "config.json of the model's folder",
       file, config.is_array() ? "a list" : fmt::format("a {}", config.type_name()));
   const auto type = need<std::string>(config, file, "model_type");
-  require(type == "qwen2" || type == "llama",
-          "{}: model_type \"{}\" is not supported (qwen2, llama)", file, type);
+  require(type == "qwen2" || type == "qwen3" || type == "llama" || type == "mistral",
+          "{}: model_type \"{}\" is not supported (qwen2, qwen3, llama, mistral)", file, type);
   const auto activation = optional<std::string>(config, file, "hidden_act", "silu");
   require(activation == "silu", "{}: hidden_act \"{}\" is not supported (silu)", file, activation);
-  require(!optional(config, file, "use_sliding_window", false),
-          "{}: sliding-window attention is not supported", file);
+  require_full_attention(config, file, type);
   require(!optional(config, file, "mlp_bias", false), "{}: mlp_bias is not supported", file);
   require(type == "qwen2" || !optional(config, file, "attention_bias", false),
-          "{}: attention_bias of llama (it biases the output too) is not supported", file);
+          "{}: attention_bias of {} (it biases the output too) is not supported", file, type);
   ModelShape shape;
   shape.preset = type + " of " + dir;
   constexpr std::int64_t kCount = 1 << 16, kWidth = 1 << 24;  // the schema's bounds
@@ -225,9 +251,11 @@ ModelShape read_huggingface_config(const std::string& dir) {
                        ? need_size(config, file, "num_key_value_heads", kCount)
                        : shape.query_heads;
   shape.head_dim = stated("head_dim") ? need_size(config, file, "head_dim", kCount)
+                   : type == "qwen3"  ? 128  // of its class, where a file states none
                                       : shape.hidden / shape.query_heads;
   shape.vocabulary = need_size(config, file, "vocab_size", kWidth);
   shape.qkv_bias = type == "qwen2";
+  shape.qk_norm = type == "qwen3";
   shape.tied_embedding = optional(config, file, "tie_word_embeddings", false);
   shape.rms_eps = optional(config, file, "rms_norm_eps", 1e-6);
   read_rope(config, file, shape);

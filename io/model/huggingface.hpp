@@ -12,9 +12,9 @@
 
 namespace ballast {
 
-/// Shape of DIR/config.json (model_type qwen2 or llama).  Errors name the file and the key: missing
-/// keys, another architecture, sliding-window attention, an attention or activation that this
-/// program does not compute.
+/// Shape of DIR/config.json (model_type qwen2, qwen3, llama or mistral).  Errors name the file and
+/// the key: missing keys, another architecture, sliding-window attention, an attention or
+/// activation that this program does not compute.
 ModelShape read_huggingface_config(const std::string& dir);
 
 /// Values of the flat buffer's elements [begin, end), whose parameters are `table` in order, from

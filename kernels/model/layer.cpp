@@ -4,7 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "core/model/fp8_specs.hpp"
 #include "kernels/ops/fp8_made.hpp"
 #include "kernels/ops/linear.hpp"
 #include "kernels/ops/rmsnorm.hpp"
@@ -23,10 +22,10 @@ Tensor heads_of(const Tensor& joined, std::int64_t begin, std::int64_t heads,
 
 /// Members of LayerActivations in the order of layer_activations().
 constexpr Tensor LayerActivations::*kMembers[] = {
-    &LayerActivations::input,   &LayerActivations::rstd1,     &LayerActivations::normed1,
-    &LayerActivations::qkv,     &LayerActivations::attention, &LayerActivations::lse,
-    &LayerActivations::middle,  &LayerActivations::rstd2,     &LayerActivations::normed2,
-    &LayerActivations::gate_up, &LayerActivations::product};
+    &LayerActivations::input,   &LayerActivations::rstd1,   &LayerActivations::normed1,
+    &LayerActivations::qkv,     &LayerActivations::turned,  &LayerActivations::attention,
+    &LayerActivations::lse,     &LayerActivations::middle,  &LayerActivations::rstd2,
+    &LayerActivations::normed2, &LayerActivations::gate_up, &LayerActivations::product};
 
 /// Calls f(spec, tensor) for every activation of a layer.
 template <class F>
@@ -51,6 +50,12 @@ Layer::Layer(const ModelShape& shape, std::int64_t index, const Parameters& para
   norm1_gradient_ = parameters.gradient_of(norm("input_layernorm"));
   norm2_ = parameters.value(norm("post_attention_layernorm"));
   norm2_gradient_ = parameters.gradient_of(norm("post_attention_layernorm"));
+  if (shape.qk_norm) {
+    qk_norm_ = {parameters.value(norm("self_attn.q_norm")),
+                parameters.value(norm("self_attn.k_norm")), shape.rms_eps};
+    q_norm_gradient_ = parameters.gradient_of(norm("self_attn.q_norm"));
+    k_norm_gradient_ = parameters.gradient_of(norm("self_attn.k_norm"));
+  }
   const auto matrix = [&](const char* name, int count, const char* bias = nullptr) {
     return LinearLayer(parameters, prefix + name, bias, count, shape.lora, fp8);
   };
@@ -111,8 +116,9 @@ void Layer::keep_weight_inputs(LayerActivations& a) {
 AttentionInputs Layer::attention_inputs(const LayerActivations& a) const {
   AttentionInputs in;
   in.layer = static_cast<int>(index_);
-  in.q = heads_of(a.qkv, 0, shape_.query_heads, shape_.head_dim);
-  in.k = heads_of(a.qkv, query_width(shape_), shape_.kv_heads, shape_.head_dim);
+  const Tensor& turned = shape_.qk_norm ? a.turned : a.qkv;
+  in.q = heads_of(turned, 0, shape_.query_heads, shape_.head_dim);
+  in.k = heads_of(turned, query_width(shape_), shape_.kv_heads, shape_.head_dim);
   in.v = heads_of(a.qkv, query_width(shape_) + kv_width(shape_), shape_.kv_heads, shape_.head_dim);
   in.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
   return in;
@@ -155,13 +161,22 @@ void Layer::normed_product(const ResidualPair& in, const Tensor& weight, Tensor&
   matrix.forward(normed, tables.dropout_keys, y, workspace);
 }
 
+void Layer::turn(const TokenTables& tables, LayerActivations& a) const {
+  const std::int64_t turned = shape_.query_heads + shape_.kv_heads;  // q and k lie side by side
+  Tensor heads = heads_of(a.qkv, 0, turned + shape_.kv_heads, shape_.head_dim);
+  if (shape_.qk_norm) {
+    Tensor to = heads_of(a.turned, 0, turned, shape_.head_dim);
+    qk_norm_rope(heads, shape_.query_heads, qk_norm_, tables.cos, tables.sin, to);
+  } else {
+    rope_apply(heads, turned, rounds_ ? qkv_.bias() : Tensor(), tables.cos, tables.sin);
+  }
+}
+
 void Layer::forward_to_mlp(const ResidualPair& in, const TokenTables& tables,
                            AttentionExecutor& attention, LayerActivations& a,
                            Workspace& workspace) const {
   normed_product(in, norm1_, a.input, a.normed1, a.rstd1, qkv_, tables, a.qkv, workspace);
-  const std::int64_t turned = shape_.query_heads + shape_.kv_heads;  // q and k lie side by side
-  Tensor heads = heads_of(a.qkv, 0, turned + shape_.kv_heads, shape_.head_dim);
-  rope_apply(heads, turned, rounds_ ? qkv_.bias() : Tensor(), tables.cos, tables.sin);
+  turn(tables, a);
   Tensor o = heads_of(a.attention, 0, shape_.query_heads, shape_.head_dim);
   attention.forward(attention_inputs(a), o, a.lse);
   Tensor branch = scratch(LayerScratch::branch, a.input.size(0), workspace);
@@ -182,7 +197,10 @@ void Layer::restore(Keep keep, bool halves, const TokenTables& tables, Attention
     tensor = halves && spec.weight_input ? Tensor::empty(spec.shape, type, qkv_.device())
                                          : workspace.take(spec.name, spec.shape, type);
   });
-  if (keep == Keep::input) forward_to_mlp({a.input, {}}, tables, attention, a, workspace);
+  if (keep == Keep::input)
+    forward_to_mlp({a.input, {}}, tables, attention, a, workspace);
+  else if (shape_.qk_norm)
+    turn(tables, a);
   if (rounds_ && !halves) return;
   if (keep != Keep::input || rounds_) {
     rmsnorm_recompute(a.input, a.rstd1, norm1_, a.normed1);
@@ -215,6 +233,24 @@ Layer::HeadGradients Layer::attention_backward(AttentionExecutor& attention,
   return d;
 }
 
+void Layer::qkv_gradient(const TokenTables& tables, const LayerActivations& a,
+                         const HeadGradients& d, Tensor& d_qkv) const {
+  if (!shape_.qk_norm) return rope_backward(d.q, d.k, d.v, tables.cos, tables.sin, d_qkv);
+  const Tensor heads = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads, shape_.head_dim);
+  qk_norm_rope_backward(d.q, d.k, d.v, heads, qk_norm_, tables.cos, tables.sin, d_qkv,
+                        q_norm_gradient_.next(), k_norm_gradient_.next());
+}
+
+Fp8Tokens Layer::rounded_qkv_gradient(const TokenTables& tables, const LayerActivations& a,
+                                      const HeadGradients& d, Workspace& workspace) const {
+  if (!shape_.qk_norm)
+    return fp8_rope_backward(d.q, d.k, d.v, tables.cos, tables.sin, qkv_.bias_gradient(),
+                             workspace);
+  const Tensor heads = heads_of(a.qkv, 0, shape_.query_heads + shape_.kv_heads, shape_.head_dim);
+  return fp8_qk_norm_rope_backward(d.q, d.k, d.v, heads, qk_norm_, tables.cos, tables.sin,
+                                   q_norm_gradient_.next(), k_norm_gradient_.next(), workspace);
+}
+
 void Layer::rounded_backward(const TokenTables& tables, AttentionExecutor& attention,
                              const LayerActivations& a, Tensor& d, Workspace& workspace) const {
   const auto scratch = [&](LayerScratch which) {
@@ -238,8 +274,7 @@ void Layer::rounded_backward(const TokenTables& tables, AttentionExecutor& atten
   output_.backward(fp8_round(a.attention, Fp8Sides::columns, "fp8 input", workspace), rounded_d(),
                    d_attention, workspace);
   const HeadGradients heads = attention_backward(attention, a, d_attention, workspace);
-  const Fp8Tokens d_qkv = fp8_rope_backward(heads.q, heads.k, heads.v, tables.cos, tables.sin,
-                                            qkv_.bias_gradient(), workspace);
+  const Fp8Tokens d_qkv = rounded_qkv_gradient(tables, a, heads, workspace);
   qkv_.backward(fp8_rmsnorm_recompute(a.input, a.rstd1, norm1_, workspace), d_qkv, d_normed,
                 workspace);
   rmsnorm_backward(d_normed, a.input, a.rstd1, norm1_, true, d, norm1_gradient_.next());
@@ -286,7 +321,7 @@ void Layer::backward(const TokenTables& tables, AttentionExecutor& attention,
   if (later != nullptr) later->output.copy_from(d);
   Tensor d_qkv = later != nullptr ? later->qkv : scratch(LayerScratch::d_qkv);
   const HeadGradients heads = attention_backward(attention, a, d_attention, workspace);
-  rope_backward(heads.q, heads.k, heads.v, tables.cos, tables.sin, d_qkv);
+  qkv_gradient(tables, a, heads, d_qkv);
   pass(qkv_, a.normed1, d_qkv, d_normed);
   rmsnorm_backward(d_normed, a.input, a.rstd1, norm1_, true, d, norm1_gradient_.next());
 }

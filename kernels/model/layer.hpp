@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <string>
 
+#include "core/model/fp8_specs.hpp"
 #include "core/model/model_shape.hpp"
 #include "core/model/tensor_specs.hpp"
 #include "core/plan/attention/attention_executor.hpp"
 #include "kernels/model/linear_layer.hpp"
+#include "kernels/ops/qk_norm.hpp"
 #include "kernels/ops/workspace.hpp"
 
 namespace ballast {
@@ -18,7 +20,8 @@ namespace ballast {
 struct LayerActivations {
   Tensor input;             ///< [T, H] x
   Tensor rstd1, normed1;    ///< [T], [T, H]
-  Tensor qkv;               ///< [T, (Hq + 2 Hkv) D], q and k rotated
+  Tensor qkv;               ///< [T, (Hq + 2 Hkv) D], q and k rotated but with QK-norm
+  Tensor turned;            ///< [T, (Hq + Hkv) D], q and k normed and rotated; QK-norm alone
   Tensor attention, lse;    ///< [T, Hq D], [Hq, T]
   Tensor middle;            ///< [T, H] x2
   Tensor rstd2, normed2;    ///< [T], [T, H]
@@ -95,10 +98,10 @@ class Layer {
   void normed_product(const ResidualPair& in, const Tensor& weight, Tensor& x, Tensor& normed,
                       Tensor& rstd, const LinearLayer& matrix, const TokenTables& tables, Tensor& y,
                       Workspace& workspace) const;
+  /// Turns q and k by their tokens' angles, normed before where the model has QK-norm.
+  void turn(const TokenTables& tables, LayerActivations& a) const;
   /// Whether `spec` is made again, rounded, where backward needs it, and has no memory.
-  bool makes_again(const ActivationSpec& spec) const {
-    return rounds_ && spec.kept_from == Keep::all;
-  }
+  bool makes_again(const ActivationSpec& spec) const { return rounds_ && fp8_made_again(spec); }
   double adapter_flops(std::int64_t tokens) const;
   /// Backward of attention: gradients of q, k and v after rotation from d_attention [T, Hq D]. They
   /// stay in the type in which attention sums them until they are turned back, so that they are
@@ -106,6 +109,11 @@ class Layer {
   struct HeadGradients {
     Tensor q, k, v;  ///< [T, heads, D]
   };
+  /// Of qkv, from those: turned back, and through QK-norm, whose weights' gradients are added.
+  void qkv_gradient(const TokenTables& tables, const LayerActivations& a, const HeadGradients& d,
+                    Tensor& d_qkv) const;
+  Fp8Tokens rounded_qkv_gradient(const TokenTables& tables, const LayerActivations& a,
+                                 const HeadGradients& d, Workspace& workspace) const;
   HeadGradients attention_backward(AttentionExecutor& attention, const LayerActivations& a,
                                    const Tensor& d_attention, Workspace& workspace) const;
   /// backward where products are FP8 and all weights train: operands are rounded where they are
@@ -121,7 +129,9 @@ class Layer {
   bool rounds_ = false;   // FP8 without adapters: what products read is rounded where it is made
   Tensor norm1_, norm2_;  // [H]
   ParameterGradient norm1_gradient_, norm2_gradient_;  // undefined where frozen
-  LinearLayer qkv_, output_, gate_up_, down_;          // q, k, v and gate, up joined
+  QkNormWeights qk_norm_;
+  ParameterGradient q_norm_gradient_, k_norm_gradient_;  // undefined where frozen, or none
+  LinearLayer qkv_, output_, gate_up_, down_;            // q, k, v and gate, up joined
 };
 
 }  // namespace ballast

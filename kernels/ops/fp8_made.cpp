@@ -18,6 +18,12 @@ Tensor made(const char* name, std::int64_t tokens, std::int64_t width, const Ten
   return workspace.take(name, {tokens, width}, like.dtype());
 }
 
+/// Of q, k and v: on a GPU dq is sums in fp32, and what they become is bf16.
+Tensor made_gradient(const Tensor& dq, std::int64_t width, Workspace& workspace) {
+  const DType type = dq.space() == Space::host ? dq.dtype() : DType::bf16;
+  return workspace.take(kFp8MadeGradient, {dq.size(0), width}, type);
+}
+
 #ifdef BALLAST_HAVE_CUDA
 bool on_cuda(const Tensor& x) { return x.space() == Space::cuda; }
 #endif
@@ -102,11 +108,18 @@ Fp8Tokens fp8_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv
     return rounded;
   }
 #endif
-  // On a GPU dq, dk and dv are sums in fp32, and what they become is bf16.
-  const DType type = dq.space() == Space::host ? dq.dtype() : DType::bf16;
-  Tensor d = workspace.take(kFp8MadeGradient, {tokens, width}, type);
+  Tensor d = made_gradient(dq, width, workspace);
   rope_backward(dq, dk, dv, cos, sin, d);
   linear_bias_gradient(d, d_bias);
+  return fp8_round(d, Fp8Sides::both, kGradient, workspace);
+}
+
+Fp8Tokens fp8_qk_norm_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                    const Tensor& x, const QkNormWeights& w, const Tensor& cos,
+                                    const Tensor& sin, const GradientTarget& d_w_q,
+                                    const GradientTarget& d_w_k, Workspace& workspace) {
+  Tensor d = made_gradient(dq, (dq.size(1) + 2 * dk.size(1)) * dq.size(2), workspace);
+  qk_norm_rope_backward(dq, dk, dv, x, w, cos, sin, d, d_w_q, d_w_k);
   return fp8_round(d, Fp8Sides::both, kGradient, workspace);
 }
 

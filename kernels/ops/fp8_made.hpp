@@ -3,6 +3,7 @@
 // what the host does, and a GPU where rounding needs a block that one pass does not have.
 #pragma once
 #include "kernels/ops/fp8.hpp"
+#include "kernels/ops/qk_norm.hpp"
 
 namespace ballast {
 
@@ -29,5 +30,11 @@ Fp8SwigluGradient fp8_swiglu_backward(const Tensor& gate_up, const Tensor& dy,
 /// rope_backward (kernels/ops/rope.hpp) by both sides, and linear_bias_gradient of it.
 Fp8Tokens fp8_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                             const Tensor& sin, const GradientTarget& d_bias, Workspace& workspace);
+
+/// qk_norm_rope_backward (kernels/ops/qk_norm.hpp) by both sides.
+Fp8Tokens fp8_qk_norm_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                    const Tensor& x, const QkNormWeights& w, const Tensor& cos,
+                                    const Tensor& sin, const GradientTarget& d_w_q,
+                                    const GradientTarget& d_w_k, Workspace& workspace);
 
 }  // namespace ballast

@@ -35,6 +35,7 @@ TOKENS = {  # keys that count tokens: key -> least
 PER_TOKEN = [f"costs.{name}_token_s" for name in ("forward", "exchange", "ring_hop", "stage_hop")]
 LISTS = ("data.bin_tokens", "batching.groups", "batching.select_lengths", "chunk.search_tokens")
 PRESET_LAYERS = {"llama3.1-8b": 32, "qwen2.5-0.5b": 24, "qwen2.5-3b": 36, "qwen2.5-7b": 28}
+PRESET_LAYERS |= {"qwen3-8b": 36}
 BLOCK = 64  # least block of sparse patterns
 
 

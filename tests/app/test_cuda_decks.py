@@ -34,6 +34,7 @@ kv_heads = {kv_heads}
 head_dim = {head_dim}
 vocabulary = {vocabulary}
 qkv_bias = {bias}
+qk_norm = {qk_norm}
 tied_embedding = {tied}
 head_chunk_tokens = {head_chunk}
 [data]
@@ -61,6 +62,7 @@ def shape_of(rng, row):
         heads *= 2
     packed = row["method"].startswith("method hbp") or row["loss"] == "loss dpo"
     longest = 250 if packed else rng.choice([512, 1024, 2048])
+    bias, qk_norm = rng.choice([("true", "false"), ("false", "true"), ("false", "false")])
     lengths = [rng.randrange(2, longest + 1 if rng.random() < 0.6 else 90) for _ in range(40)]
     return {
         "seed": rng.randrange(1, 1000),
@@ -71,7 +73,8 @@ def shape_of(rng, row):
         "kv_heads": kv,
         "head_dim": rng.choice([64, 64, 96, 128, 128, 256]),
         "vocabulary": rng.choice([256, 500, 1111, 2048]),
-        "bias": rng.choice(["true", "false"]),
+        "bias": bias,
+        "qk_norm": qk_norm,
         "tied": rng.choice(["true", "false"]),
         "head_chunk": rng.choice([100, 128, 512, 1024]),
         "lengths": lengths,

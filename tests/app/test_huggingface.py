@@ -64,7 +64,7 @@ class FromHuggingFace(RunCase):
         super().setUp()
         self.reference = {
             name: tensors(os.path.join(REFERENCE, name, "reference.safetensors"))
-            for name in ("qwen2", "qwen2_yarn", "llama3")
+            for name in ("qwen2", "qwen2_yarn", "llama3", "qwen3", "mistral")
         }
 
     def token_file(self, name):
@@ -99,6 +99,9 @@ class FromHuggingFace(RunCase):
             ("qwen2", 4, 2, 2, 2),
             ("qwen2_yarn", 4, 1, 4, 0),
             ("llama3", 4, 4, 1, 1),
+            ("qwen3", 1, 1, 1, 0),
+            ("qwen3", 4, 2, 2, 2),
+            ("mistral", 2, 1, 2, 1),
         ]
         for name, ranks, dp, cp, zero in cases:
             file, run = self.out(f"g-{name}-{ranks}.safetensors"), self.out(f"run-{name}-{ranks}")
@@ -147,6 +150,8 @@ class FromHuggingFace(RunCase):
             ("llama3", 1, 1, 0, 0, "fp32"),
             ("qwen2", 4, 4, 0, 1, "fp64"),
             ("qwen2_yarn", 2, 2, 1, 2, "fp32"),
+            ("qwen3", 2, 2, 1, 2, "fp32"),
+            ("mistral", 1, 1, 0, 0, "fp32"),
         ):
             original = tensors(os.path.join(REFERENCE, name))
             run, wide, narrow = (
@@ -187,8 +192,11 @@ class FromHuggingFace(RunCase):
                 )  # the references' values are bf16 values
             with open(os.path.join(back, "config.json")) as a, open(
                 os.path.join(narrow, "config.json")
-            ) as b:
-                self.assertEqual(json.load(a), json.load(b))
+            ) as b, open(os.path.join(REFERENCE, name, "config.json")) as c:
+                config, stated = json.load(a), json.load(c)
+                self.assertEqual(config, json.load(b))
+            self.assertEqual(config["architectures"], stated["architectures"])
+            self.assertEqual(config["model_type"], stated["model_type"])
 
     def test_export_keeps_the_context_length(self):
         """Of llama3 rope it does not follow from factor and original length."""
@@ -269,6 +277,7 @@ class FromHuggingFace(RunCase):
             "model.hidden=64",
             "model.layers=1",
             "model.qkv_bias=true",
+            "model.qk_norm=true",
             "model.tied_embedding=true",
             "model.rms_eps=1e-5",
             "model.vocabulary=97",
@@ -325,6 +334,11 @@ class FromHuggingFace(RunCase):
         refused("qwen2", config(num_hidden_layers=3), "model.layers.2.")
         refused("qwen2", config(intermediate_size=64), "mlp", "[48, 32]", "[64, 32]")
         refused("qwen2", config(model_type="mixtral"), "mixtral")
+        window = "sliding-window attention is not supported"
+        refused("mistral", config(sliding_window=64), window)
+        layers = ["full_attention", "sliding_attention"]
+        refused("qwen3", config(layer_types=layers), window, "config.json")
+        refused("qwen3", config(attention_bias=True), "attention_bias of qwen3")
         refused(
             "qwen2_yarn",
             config(

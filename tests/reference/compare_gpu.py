@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loss and all gradients of random Qwen2 and Llama models: Ballast beside Hugging Face
+"""Loss and all gradients of random Qwen2, Qwen3 and Llama models: Ballast beside Hugging Face
 Transformers, on a GPU.
 
     python3 tests/reference/compare_gpu.py build/bin/ballast  one GPU
@@ -86,6 +86,21 @@ SHAPES = {
         ),
         [4096, 1500, 777],
     ),
+    "qwen3-d128": (
+        transformers.Qwen3Config(
+            **COMMON,
+            vocab_size=16384,
+            hidden_size=1024,
+            intermediate_size=3072,
+            num_hidden_layers=4,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            tie_word_embeddings=True,
+            rope_parameters=PLAIN,
+        ),
+        [4096, 1500, 777],
+    ),
     "tiny": (
         transformers.Qwen2Config(
             **COMMON,
@@ -122,10 +137,7 @@ enabled = false
 
 
 def random_model(config):
-    kind = {"qwen2": transformers.Qwen2ForCausalLM, "llama": transformers.LlamaForCausalLM}[
-        config.model_type
-    ]
-    model = kind(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
             scale = (

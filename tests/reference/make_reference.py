@@ -4,7 +4,7 @@ logits, loss and all gradients.
 
     python3 -m venv /tmp/reference && /tmp/reference/bin/pip install torch transformers
             safetensors numpy
-    /tmp/reference/bin/python tests/reference/make_reference.py
+    /tmp/reference/bin/python tests/reference/make_reference.py [NAME ...]
 
 The tests read what it leaves and need neither torch nor transformers.  Each folder is a Hugging
 Face model (fp32 weights whose values bf16 holds,
@@ -15,6 +15,7 @@ in one file or several) with reference.safetensors beside it, all fp32:
     gradient.NAME           d loss / d NAME
 Everything is computed in fp32 with eager attention, each sample in a forward pass of its own.
 """
+import argparse
 import json
 import os
 import shutil
@@ -79,20 +80,33 @@ MODELS = {
         ),
         "60KB",
     ),
+    # QK-norm, head_dim apart from hidden / heads
+    "qwen3": (
+        transformers.Qwen3Config(
+            **COMMON,
+            head_dim=16,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+        "1GB",
+    ),
+    "mistral": (
+        transformers.MistralConfig(
+            **COMMON,
+            sliding_window=None,
+            tie_word_embeddings=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+        "1GB",
+    ),
 }
 
 
-def make(name, config, shard):
-    folder = os.path.join(HERE, name)
+def make(out_folder, name, config, shard):
+    folder = os.path.join(out_folder, name)
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(len(name))
-    model = (
-        {"qwen2": transformers.Qwen2ForCausalLM, "llama": transformers.LlamaForCausalLM}[
-            config.model_type
-        ](config)
-        .float()
-        .eval()
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter_name, p in model.named_parameters():
             # Attention far from uniform, norms and biases away from 1 and 0.
@@ -136,5 +150,9 @@ def make(name, config, shard):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, (config, shard) in MODELS.items():
-        make(name, config, shard)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(MODELS), help="models; all without")
+    parser.add_argument("--out", default=HERE, help="folder for them")
+    arguments = parser.parse_args()
+    for model_name in arguments.names:
+        make(arguments.out, model_name, *MODELS[model_name])

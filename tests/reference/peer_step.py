@@ -8,7 +8,7 @@ import sys
 import time
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 SHAPES = {
     "qwen2.5-0.5b": dict(
@@ -27,12 +27,22 @@ SHAPES = {
         num_key_value_heads=2,
         tie_word_embeddings=True,
     ),
+    "qwen3-4b": dict(
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    ),
 }
 
 
 def main():
     name, tokens, full = sys.argv[1], int(sys.argv[2]), "full" in sys.argv[3:]
-    config = Qwen2Config(
+    qwen3 = name.startswith("qwen3")
+    config = (Qwen3Config if qwen3 else Qwen2Config)(
         vocab_size=151936,
         max_position_embeddings=max(32768, tokens),
         rope_theta=1e6,
@@ -40,7 +50,9 @@ def main():
     )
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config).to(device="cuda", dtype=torch.bfloat16)
+    model = (Qwen3ForCausalLM if qwen3 else Qwen2ForCausalLM)(config).to(
+        device="cuda", dtype=torch.bfloat16
+    )
     if full:
         model.gradient_checkpointing_enable()
     model.train()

@@ -178,6 +178,50 @@ void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const T
         "rope gradient");
 }
 
+void qk_norm_rope(const Tensor& x, std::int64_t query_heads, const QkNormWeights& w,
+                  const Tensor& cos, const Tensor& sin, Tensor& y) {
+  require_dense(y, "QK-norm");
+  check(qk_norm_rope(bf16_of(x), entry_stride(x), bf16_of(w.q), bf16_of(w.k), w.eps, float_of(cos),
+                     float_of(sin), bf16_of(y), y.size(0), static_cast<int>(query_heads),
+                     static_cast<int>(y.size(1) - query_heads), static_cast<int>(y.size(2)),
+                     stream()),
+        "QK-norm");
+}
+
+void qk_norm_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& x,
+                           const QkNormWeights& w, const Tensor& cos, const Tensor& sin,
+                           Tensor& d_qkv, const GradientTarget& d_w_q,
+                           const GradientTarget& d_w_k) {
+  for (const Tensor* t : {&dq, &dk, &dv}) require_dense(*t, "QK-norm gradient");
+  require(d_w_q.defined() == d_w_k.defined(), "QK-norm: one weight is frozen, the other is not");
+  const int dim = static_cast<int>(dq.size(2));
+  const bool weights = d_w_q.defined();
+  const QkNormBackward arguments{
+      .dq = float_of(dq),
+      .dk = float_of(dk),
+      .dv = float_of(dv),
+      .x = bf16_of(x),
+      .stride = entry_stride(x),
+      .w_q = bf16_of(w.q),
+      .w_k = bf16_of(w.k),
+      .eps = w.eps,
+      .cos = float_of(cos),
+      .sin = float_of(sin),
+      .d_qkv = bf16_of(d_qkv),
+      .d_stride = row_stride(d_qkv),
+      .accumulate_q = d_w_q.accumulate,
+      .d_w_q = weights ? float_of(d_w_q.tensor) : nullptr,
+      .accumulate_k = d_w_k.accumulate,
+      .d_w_k = weights ? float_of(d_w_k.tensor) : nullptr,
+      .partial = weights ? static_cast<float*>(scratch(qk_norm_partial_floats(dim) * sizeof(float)))
+                         : nullptr,
+      .tokens = dq.size(0),
+      .q_heads = static_cast<int>(dq.size(1)),
+      .kv_heads = static_cast<int>(dk.size(1)),
+      .head_dim = dim};
+  check(qk_norm_rope_backward(arguments, stream()), "QK-norm gradient");
+}
+
 void swiglu_forward(const Tensor& gate_up, Tensor& y) {
   require_dense(gate_up, "swiglu");
   require_dense(y, "swiglu");

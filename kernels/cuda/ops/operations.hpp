@@ -11,6 +11,7 @@
 #include "kernels/ops/adamw.hpp"
 #include "kernels/ops/gradient_target.hpp"
 #include "kernels/ops/muon.hpp"
+#include "kernels/ops/qk_norm.hpp"
 #include "kernels/ops/rope.hpp"
 
 namespace ballast {
@@ -62,6 +63,12 @@ void rope_apply(Tensor& x, std::int64_t turned, const Tensor& bias, const Tensor
                 const Tensor& sin);
 void rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& cos,
                    const Tensor& sin, Tensor& d_qkv);
+
+void qk_norm_rope(const Tensor& x, std::int64_t query_heads, const QkNormWeights& w,
+                  const Tensor& cos, const Tensor& sin, Tensor& y);
+void qk_norm_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& x,
+                           const QkNormWeights& w, const Tensor& cos, const Tensor& sin,
+                           Tensor& d_qkv, const GradientTarget& d_w_q, const GradientTarget& d_w_k);
 
 void swiglu_forward(const Tensor& gate_up, Tensor& y);
 void swiglu_backward(const Tensor& gate_up, const Tensor& dy, Tensor& d_gate_up, const Tensor& y);

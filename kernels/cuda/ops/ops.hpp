@@ -89,6 +89,35 @@ cudaError_t rope_backward(const float* dq, const float* dk, const float* dv, con
                           const float* sin, Bf16* d_qkv, std::int64_t stride, std::int64_t tokens,
                           int q_heads, int kv_heads, int head_dim, cudaStream_t stream);
 
+/// y [tokens, q_heads + kv_heads, head_dim], dense: rows of x (`stride` elements apart), every head
+/// over its root mean square, times w_q or w_k [head_dim], then turned.  head_dim is a multiple of
+/// 16, at most 256.
+cudaError_t qk_norm_rope(const Bf16* x, std::int64_t stride, const Bf16* w_q, const Bf16* w_k,
+                         double eps, const float* cos, const float* sin, Bf16* y,
+                         std::int64_t tokens, int q_heads, int kv_heads, int head_dim,
+                         cudaStream_t stream);
+/// Its backward behind rope_backward's, in one pass; d_w_q and d_w_k as rmsnorm_backward's d_weight
+/// (both null: frozen weights).  `partial` is workspace of qk_norm_partial_floats(head_dim) floats.
+struct QkNormBackward {
+  const float *dq, *dk, *dv;
+  const Bf16* x;
+  std::int64_t stride;
+  const Bf16 *w_q, *w_k;
+  double eps;
+  const float *cos, *sin;
+  Bf16* d_qkv;
+  std::int64_t d_stride;
+  bool accumulate_q;
+  float* d_w_q;
+  bool accumulate_k;
+  float* d_w_k;
+  float* partial;
+  std::int64_t tokens;
+  int q_heads, kv_heads, head_dim;
+};
+std::size_t qk_norm_partial_floats(int head_dim);
+cudaError_t qk_norm_rope_backward(const QkNormBackward& arguments, cudaStream_t stream);
+
 /// y [rows, width] = silu(gate) * up with gate_up [rows, 2 width]; and its backward into d_gate_up,
 /// with y again unless it is null.
 cudaError_t swiglu_forward(const Bf16* gate_up, Bf16* y, std::int64_t rows, std::int64_t width,

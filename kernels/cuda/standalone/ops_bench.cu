@@ -1,6 +1,6 @@
 // Operations between the matrix products on one GPU: checked against fp64 on fresh random data,
-// then timed at the shapes of Qwen2.5-0.5B and 3B with 8,192 tokens, as bytes a second beside a
-// copy's. Usage: ops_bench check | time [SEED]
+// then timed at the shapes of Qwen2.5-0.5B and 3B and Qwen3-4B with 8,192 tokens, as bytes a second
+// beside a copy's. Usage: ops_bench check | time [SEED]
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -397,6 +397,59 @@ void time_rope(const Shape& s) {
        2.0 * each);
 }
 
+void time_qk_norm(const Shape& s) {
+  const int heads = s.q_heads + s.kv_heads, width = (heads + s.kv_heads) * s.dim;
+  const auto of = [&](int h) { return static_cast<std::size_t>(s.tokens) * h * s.dim; };
+  const std::size_t q = of(s.q_heads), kv = of(s.kv_heads), made = of(heads),
+                    each = of(heads + s.kv_heads);
+  auto dq = random_buffer<float>(kSets * q), dk = random_buffer<float>(kSets * kv),
+       dv = random_buffer<float>(kSets * kv), d_w_q = random_buffer<float>(s.dim),
+       d_w_k = random_buffer<float>(s.dim),
+       partial = random_buffer<float>(qk_norm_partial_floats(s.dim));
+  auto x = random_buffer<Bf16>(kSets * each), y = random_buffer<Bf16>(kSets * each),
+       w = random_buffer<Bf16>(s.dim, 1, 0.2f);
+  auto cos = random_buffer<float>(s.tokens * s.dim / 2, 0, 0.5f),
+       sin = random_buffer<float>(s.tokens * s.dim / 2, 0, 0.5f);
+  line("QK-norm and rope",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 const std::size_t at = i % kSets * each;
+                 must(qk_norm_rope(x.data + at, width, w.data, w.data, 1e-6, cos.data, sin.data,
+                                   y.data + at, s.tokens, s.q_heads, s.kv_heads, s.dim, 0),
+                      "QK-norm");
+               }),
+       4.0 * made);
+  line("their gradients, from fp32 dq, dk, dv",
+       time_ms(2 * kSets,
+               [&](int i) {
+                 const std::size_t set = i % kSets;
+                 must(qk_norm_rope_backward({dq.data + set * q,
+                                             dk.data + set * kv,
+                                             dv.data + set * kv,
+                                             x.data + set * each,
+                                             width,
+                                             w.data,
+                                             w.data,
+                                             1e-6,
+                                             cos.data,
+                                             sin.data,
+                                             y.data + set * each,
+                                             width,
+                                             false,
+                                             d_w_q.data,
+                                             false,
+                                             d_w_k.data,
+                                             partial.data,
+                                             s.tokens,
+                                             s.q_heads,
+                                             s.kv_heads,
+                                             s.dim},
+                                            0),
+                      "QK-norm gradient");
+               }),
+       6.0 * each + 2.0 * made);
+}
+
 void time_swiglu(const Shape& s) {
   const std::size_t each = static_cast<std::size_t>(s.tokens) * s.intermediate;
   auto gate_up = random_buffer<Bf16>(4 * each), d = random_buffer<Bf16>(4 * each),
@@ -483,7 +536,7 @@ void time_optimizer(const Shape& s) {
 
 void time_shape(const Shape& s) {
   std::printf("%s, %lld tokens\n", s.name, static_cast<long long>(s.tokens));
-  for (const auto part : {time_norm, time_rope, time_swiglu, time_fp8, time_fp8_made,
+  for (const auto part : {time_norm, time_rope, time_qk_norm, time_swiglu, time_fp8, time_fp8_made,
                           time_cross_entropy, time_optimizer})
     part(s);
 }
@@ -500,6 +553,7 @@ void time_all() {
   }
   time_shape({"Qwen2.5-0.5B", 8192, 896, 14, 2, 64, 4864, 494'032'768});
   time_shape({"Qwen2.5-3B", 8192, 2048, 16, 2, 128, 11008, 3'085'938'688});
+  time_shape({"Qwen3-4B", 8192, 2560, 32, 8, 128, 9728, 4'022'468'096});
 }
 
 }  // namespace

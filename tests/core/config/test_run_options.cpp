@@ -22,8 +22,9 @@ class OptionsText {
   }
   void add(const ModelShape& m) {
     add(m.preset, m.layers, m.hidden, m.intermediate, m.query_heads, m.kv_heads, m.head_dim,
-        m.vocabulary, m.qkv_bias, m.tied_embedding, m.rms_eps, m.initial_std, m.rope_theta,
-        m.yarn_factor, m.original_context, m.llama3_factor, m.llama3_low, m.llama3_high);
+        m.vocabulary, m.qkv_bias, m.qk_norm, m.tied_embedding, m.rms_eps, m.initial_std,
+        m.rope_theta, m.yarn_factor, m.original_context, m.llama3_factor, m.llama3_low,
+        m.llama3_high);
     add(m.lora.rank, m.lora.alpha, m.lora.dropout, m.lora.projections, m.lora.seed);
   }
   void add(const DataOptions& d) {

@@ -13,11 +13,11 @@ namespace ballast {
 namespace {
 
 TEST(ModelShape, PresetsHaveThePublishedCounts) {
-  const std::map<std::string, std::int64_t> published = {{"qwen2.5-0.5b", 494032768},
-                                                         {"qwen2.5-1.5b", 1543714304},
-                                                         {"qwen2.5-3b", 3085938688},
-                                                         {"qwen2.5-7b", 7615616512},
-                                                         {"llama3.1-8b", 8030261248}};
+  const std::map<std::string, std::int64_t> published = {
+      {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},
+      {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},
+      {"qwen3-4b", 4022468096},    {"qwen3-8b", 8190735360},     {"qwen3-14b", 14768307200},
+      {"llama3.1-8b", 8030261248}};
   ASSERT_EQ(model_presets().size(), published.size());
   for (const auto& [name, count] : published) {
     const ModelShape shape = model_preset(name);
@@ -33,6 +33,12 @@ TEST(ModelShape, PresetsHaveThePublishedCounts) {
   EXPECT_NEAR(model_preset("qwen2.5-1.5b").parameters_without_embedding() / 1e9, 1.31, 0.005);
   EXPECT_NEAR(model_preset("qwen2.5-3b").parameters_without_embedding() / 1e9, 2.77, 0.005);
   EXPECT_NEAR(model_preset("qwen2.5-7b").parameters_without_embedding() / 1e9, 6.53, 0.005);
+  // Of the Qwen3 cards: 0.44, 1.4, 3.6, 6.95, 13.2.
+  EXPECT_NEAR(model_preset("qwen3-0.6b").parameters_without_embedding() / 1e9, 0.44, 0.005);
+  EXPECT_NEAR(model_preset("qwen3-1.7b").parameters_without_embedding() / 1e9, 1.4, 0.05);
+  EXPECT_NEAR(model_preset("qwen3-4b").parameters_without_embedding() / 1e9, 3.6, 0.05);
+  EXPECT_NEAR(model_preset("qwen3-8b").parameters_without_embedding() / 1e9, 6.95, 0.005);
+  EXPECT_NEAR(model_preset("qwen3-14b").parameters_without_embedding() / 1e9, 13.2, 0.05);
 }
 
 TEST(ModelShape, UnknownPresetNamesTheKnownOnes) {
@@ -57,6 +63,10 @@ TEST(ModelShape, ProblemsNameEveryFault) {
   s = model_preset("llama3.1-8b");
   s.yarn_factor = 4;
   EXPECT_EQ(problems(s).size(), 1u);
+  s = model_preset("qwen3-0.6b");
+  s.qkv_bias = true;
+  ASSERT_EQ(problems(s).size(), 1u);
+  EXPECT_EQ(problems(s)[0].keys.size(), 2u);
   EXPECT_GE(problems(ModelShape{}).size(), 7u);
 }
 

@@ -163,6 +163,47 @@ TEST_F(HuggingFace, ConfigsThatAreNoObjectSayWhatTheyHold) {
   }
 }
 
+TEST_F(HuggingFace, ModelsKeepTheirTypes) {
+  ModelShape shape = small();
+  const auto type_of = [&](const char* name) {
+    const std::string to = dir + "/" + name;
+    write_huggingface(to, shape, parameter_table(shape), "F32", std::int64_t{1} << 30,
+                      [](std::size_t, std::int64_t, std::span<float> out) {
+                        std::fill(out.begin(), out.end(), 1.0f);
+                      });
+    const ModelShape read = read_huggingface_config(to);
+    EXPECT_EQ(read.qk_norm, shape.qk_norm) << name;
+    EXPECT_EQ(read.qkv_bias, shape.qkv_bias) << name;
+    EXPECT_EQ(read.parameters(), shape.parameters()) << name;
+    return read.preset.substr(0, read.preset.find(' '));
+  };
+  EXPECT_EQ(type_of("a"), "qwen2");
+  shape.qkv_bias = false;
+  EXPECT_EQ(type_of("b"), "llama");
+  shape.qk_norm = true;
+  EXPECT_EQ(type_of("c"), "qwen3");
+}
+
+TEST_F(HuggingFace, MistralWithoutAWindowIsRead) {
+  write(dir + "/m", "F32", std::int64_t{1} << 30);
+  std::ifstream stream(dir + "/m/config.json");
+  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const std::size_t at = text.find("\"qwen2\"");
+  text.replace(at, 7, "\"mistral\"");
+  const auto read = [&](const std::string& more) -> std::string {
+    std::ofstream(dir + "/m/config.json") << "{" << more << text.substr(1);
+    try {
+      const ModelShape shape = read_huggingface_config(dir + "/m");
+      return shape.qkv_bias || shape.qk_norm ? "another model" : "";
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(read("\"sliding_window\": null,"), "");
+  for (const char* more : {"", "\"sliding_window\": 4096,"})  // Transformers' default is 4096
+    EXPECT_NE(read(more).find("sliding-window attention"), std::string::npos) << more;
+}
+
 TEST_F(HuggingFace, TwoStatementsOfRopeMustAgree) {
   write(dir + "/m", "F32", std::int64_t{1} << 30);
   const std::string file = dir + "/m/config.json";

@@ -136,6 +136,10 @@ std::vector<double> token_losses(const ModelShape& s, const Lookup& parameter,
     Values k = product(n1, s.hidden, get("self_attn.k_proj.weight"), bias("self_attn.k_proj.bias"));
     const Values v =
         product(n1, s.hidden, get("self_attn.v_proj.weight"), bias("self_attn.v_proj.bias"));
+    if (s.qk_norm) {  // heads are rows of their own
+      q = normed(q, get("self_attn.q_norm.weight"), s.rms_eps);
+      k = normed(k, get("self_attn.k_norm.weight"), s.rms_eps);
+    }
     rotate(q, s, s.query_heads, tokens.position);
     rotate(k, s, s.kv_heads, tokens.position);
     add_to(x, product(attention(q, k, v, s, tokens), s.query_heads * s.head_dim,

@@ -1,0 +1,266 @@
+// QK-norm with the rotation.  A group of lanes takes a head: each lane eight columns of the low
+// half and the eight of the high half that they turn with, so that a head is read once, in 16-byte
+// pieces.
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/ops/rope.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
+#include "kernels/cuda/runtime/reduce.cuh"
+
+namespace ballast::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMaxDim = 256;
+constexpr int kBackwardBlocks = 2 * 132;  // two a multiprocessor of an H200
+
+/// Eight columns of each half of a head.
+struct Halves {
+  float low[8], high[8];
+};
+
+__device__ void load_eight(const float* from, float (&to)[8]) {
+  const float4 a = reinterpret_cast<const float4*>(from)[0],
+               b = reinterpret_cast<const float4*>(from)[1];
+  to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+  to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+}
+__device__ Halves load_halves(const float* head, int half) {
+  Halves h;
+  load_eight(head, h.low);
+  load_eight(head + half, h.high);
+  return h;
+}
+__device__ Halves load_halves(const __nv_bfloat16* head, int half) {
+  Halves h;
+  unpack(*reinterpret_cast<const Pack8*>(head), h.low);
+  unpack(*reinterpret_cast<const Pack8*>(head + half), h.high);
+  return h;
+}
+__device__ void store_halves(const Halves& h, __nv_bfloat16* head, int half) {
+  *reinterpret_cast<Pack8*>(head) = pack(h.low);
+  *reinterpret_cast<Pack8*>(head + half) = pack(h.high);
+}
+
+/// Sum over the kGroup lanes of a head, on each; all lanes of the warp call it.
+template <int kGroup>
+__device__ float group_sum(float x) {
+#pragma unroll
+  for (int offset = kGroup / 2; offset > 0; offset /= 2)
+    x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+__device__ float products(const Halves& a, const Halves& b) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum += a.low[j] * b.low[j] + a.high[j] * b.high[j];
+  return sum;
+}
+/// 1 / rms; forward and backward agree bit for bit by it.
+template <int kGroup>
+__device__ float reciprocal_rms(const Halves& x, int dim, float eps) {
+  return rsqrtf(group_sum<kGroup>(products(x, x)) / static_cast<float>(dim) + eps);
+}
+
+template <int kGroup>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(const __nv_bfloat16* x, std::int64_t stride, const __nv_bfloat16* w_q,
+                   const __nv_bfloat16* w_k, float eps, const float* cos, const float* sin,
+                   __nv_bfloat16* y, std::int64_t tokens, int q_heads, int heads, int dim) {
+  await_earlier_work();
+  const std::int64_t item =
+      (blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x) / kGroup;
+  const int half = dim / 2, column = static_cast<int>(threadIdx.x % kGroup) * 8;
+  const bool active = item < tokens * heads && column < half;  // the others only join in the sum
+  const std::int64_t token = active ? item / heads : 0;
+  const int head = active ? static_cast<int>(item - token * heads) : 0;
+  Halves v{}, w{};
+  if (active) {
+    v = load_halves(x + token * stride + head * dim + column, half);
+    w = load_halves((head < q_heads ? w_q : w_k) + column, half);
+  }
+  const float scale = reciprocal_rms<kGroup>(v, dim, eps);
+  if (!active) return;
+  float c[8], s[8];
+  load_eight(cos + token * half + column, c);
+  load_eight(sin + token * half + column, s);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float a = v.low[j] * scale * w.low[j], b = v.high[j] * scale * w.high[j];
+    v.low[j] = turned_low(a, b, c[j], s[j]);
+    v.high[j] = turned_high(a, b, c[j], s[j]);
+  }
+  store_halves(v, y + (token * heads + head) * dim + column, half);
+}
+
+struct Backward {
+  const float *dq, *dk, *dv;  ///< [tokens, heads, dim] each
+  const __nv_bfloat16* x;     ///< rows of q and k before the norm
+  std::int64_t x_stride;
+  const __nv_bfloat16 *w_q, *w_k;
+  float eps;
+  const float *cos, *sin;  ///< [tokens, dim / 2]
+  __nv_bfloat16* d_qkv;
+  std::int64_t d_stride;
+  float* partial;  ///< [2][blocks][dim]: of w_q, then of w_k
+  std::int64_t tokens;
+  int q_heads, kv_heads, dim;
+};
+
+/// The sums of a block's lanes by column: lanes of a warp that share columns by shuffles, then warp
+/// after warp.
+template <int kGroup>
+__device__ void store_partial(const Halves (&sums)[2], const Backward& in) {
+  __shared__ float total[2][kMaxDim];
+  const int half = in.dim / 2, lane = static_cast<int>(threadIdx.x % 32),
+            column = lane % kGroup * 8, warp = static_cast<int>(threadIdx.x / 32);
+  for (int turn = 0; turn < kWarps; ++turn) {
+#pragma unroll
+    for (int which = 0; which < 2; ++which)
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        float value = j < 8 ? sums[which].low[j % 8] : sums[which].high[j % 8];
+#pragma unroll
+        for (int offset = kGroup; offset < 32; offset *= 2)
+          value += __shfl_xor_sync(0xffffffffu, value, offset);
+        const int at = column + j % 8 + (j < 8 ? 0 : half);
+        if (warp == turn && lane < kGroup && column < half)
+          total[which][at] = value + (turn > 0 ? total[which][at] : 0.0f);
+      }
+    __syncthreads();
+  }
+  for (int c = static_cast<int>(threadIdx.x); c < 2 * in.dim; c += kThreads) {
+    const int which = c / in.dim, at = c % in.dim;
+    in.partial[(which * static_cast<std::int64_t>(gridDim.x) + blockIdx.x) * in.dim + at] =
+        total[which][at];
+  }
+}
+
+template <int kGroup, bool kWeights>
+__global__ void __launch_bounds__(kThreads) backward_kernel(Backward in) {
+  await_earlier_work();
+  const int half = in.dim / 2, column = static_cast<int>(threadIdx.x % kGroup) * 8,
+            heads = in.q_heads + 2 * in.kv_heads;
+  const std::int64_t items = in.tokens * heads,
+                     step = std::int64_t{gridDim.x} * (kThreads / kGroup),
+                     own = threadIdx.x / kGroup;
+  Halves sums[2] = {};
+  for (std::int64_t first = blockIdx.x * std::int64_t{kThreads / kGroup}; first < items;
+       first += step) {
+    const std::int64_t item = first + own;
+    const bool active = item < items && column < half;  // the others only join in the sums
+    const std::int64_t token = active ? item / heads : 0;
+    const int head = active ? static_cast<int>(item - token * heads) : 0, in_k = head - in.q_heads,
+              in_v = in_k - in.kv_heads;
+    Halves d{}, x{}, w{};
+    if (active) {
+      const float* from = in_k < 0   ? in.dq + (token * in.q_heads + head) * in.dim
+                          : in_v < 0 ? in.dk + (token * in.kv_heads + in_k) * in.dim
+                                     : in.dv + (token * in.kv_heads + in_v) * in.dim;
+      d = load_halves(from + column, half);
+    }
+    if (active && in_v < 0) {
+      x = load_halves(in.x + token * in.x_stride + head * in.dim + column, half);
+      w = load_halves((in_k < 0 ? in.w_q : in.w_k) + column, half);
+      float c[8], s[8];
+      load_eight(in.cos + token * half + column, c);
+      load_eight(in.sin + token * half + column, s);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float a = d.low[j], b = d.high[j];
+        d.low[j] = turned_low(a, b, c[j], -s[j]);
+        d.high[j] = turned_high(a, b, c[j], -s[j]);
+      }
+    }
+    const float scale = reciprocal_rms<kGroup>(x, in.dim, in.eps);
+    Halves dw;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) dw.low[j] = d.low[j] * w.low[j], dw.high[j] = d.high[j] * w.high[j];
+    const float mean =
+        group_sum<kGroup>(products(dw, x)) * scale * scale / static_cast<float>(in.dim);
+    if (!active) continue;
+    if (in_v < 0) {
+      if constexpr (kWeights) {
+        const float to_q = in_k < 0 ? scale : 0.0f, to_k = in_k < 0 ? 0.0f : scale;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float low = d.low[j] * x.low[j], high = d.high[j] * x.high[j];
+          sums[0].low[j] += low * to_q, sums[0].high[j] += high * to_q;
+          sums[1].low[j] += low * to_k, sums[1].high[j] += high * to_k;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        d.low[j] = scale * (dw.low[j] - x.low[j] * mean);
+        d.high[j] = scale * (dw.high[j] - x.high[j] * mean);
+      }
+    }
+    store_halves(d, in.d_qkv + token * in.d_stride + head * in.dim + column, half);
+  }
+  if constexpr (kWeights) store_partial<kGroup>(sums, in);
+}
+
+/// Calls f with the lanes a head as a constant.
+template <class F>
+void with_group(int dim, F&& f) {
+  if (dim <= 64)
+    f(std::integral_constant<int, 4>());
+  else if (dim <= 128)
+    f(std::integral_constant<int, 8>());
+  else
+    f(std::integral_constant<int, 16>());
+}
+bool fits(int dim, std::int64_t stride) {
+  return dim > 0 && dim % 16 == 0 && dim <= kMaxDim && stride % 8 == 0;
+}
+
+}  // namespace
+
+cudaError_t qk_norm_rope(const Bf16* x, std::int64_t stride, const Bf16* w_q, const Bf16* w_k,
+                         double eps, const float* cos, const float* sin, Bf16* y,
+                         std::int64_t tokens, int q_heads, int kv_heads, int head_dim,
+                         cudaStream_t stream) {
+  if (tokens == 0) return cudaSuccess;
+  if (!fits(head_dim, stride)) return cudaErrorInvalidValue;
+  const int heads = q_heads + kv_heads;
+  with_group(head_dim, [&](auto size) {
+    constexpr int kGroup = decltype(size)::value, kEach = kThreads / kGroup;
+    launch(forward_kernel<kGroup>, static_cast<unsigned>((tokens * heads + kEach - 1) / kEach),
+           kThreads, 0, stream, x, stride, w_q, w_k, static_cast<float>(eps), cos, sin, y, tokens,
+           q_heads, heads, head_dim);
+  });
+  return cudaGetLastError();
+}
+
+std::size_t qk_norm_partial_floats(int head_dim) {
+  return std::size_t{2} * kBackwardBlocks * head_dim;
+}
+
+cudaError_t qk_norm_rope_backward(const QkNormBackward& a, cudaStream_t stream) {
+  if (!fits(a.head_dim, a.stride) || a.d_stride % 8 != 0) return cudaErrorInvalidValue;
+  const bool weights = a.d_w_q != nullptr;
+  int blocks = 0;  // without tokens the partial sums are none
+  if (a.tokens > 0)
+    with_group(a.head_dim, [&](auto size) {
+      constexpr int kGroup = decltype(size)::value, kEach = kThreads / kGroup;
+      const std::int64_t items = a.tokens * (a.q_heads + 2 * a.kv_heads);
+      blocks =
+          static_cast<int>(std::min<std::int64_t>(kBackwardBlocks, (items + kEach - 1) / kEach));
+      const auto kernel = weights ? backward_kernel<kGroup, true> : backward_kernel<kGroup, false>;
+      launch(kernel, static_cast<unsigned>(blocks), kThreads, 0, stream,
+             Backward{a.dq, a.dk, a.dv, a.x, a.stride, a.w_q, a.w_k, static_cast<float>(a.eps),
+                      a.cos, a.sin, a.d_qkv, a.d_stride, a.partial, a.tokens, a.q_heads, a.kv_heads,
+                      a.head_dim});
+    });
+  if (!weights) return cudaGetLastError();
+  if (const cudaError_t error =
+          add_partials(a.partial, a.accumulate_q, a.d_w_q, a.head_dim, blocks, stream);
+      error != cudaSuccess)
+    return error;
+  return add_partials(a.partial + static_cast<std::int64_t>(blocks) * a.head_dim, a.accumulate_k,
+                      a.d_w_k, a.head_dim, blocks, stream);
+}
+
+}  // namespace ballast::cuda
