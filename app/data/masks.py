@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import thinking
 from conversation import REASONING, Chat
 from errors import DataError, RowError
 from template import CLOSE, OPEN
@@ -36,14 +37,22 @@ class Document:
 
 
 class NotAPrefix(RowError):
-    def __init__(self, message, part, whole):
-        same = next((i for i, (a, b) in enumerate(zip(part, whole)) if a != b), len(whole))
+    """The place of an answer is not known, or it is not what it was when it was asked."""
+
+    def __init__(self, reason):
+        self.reason = reason
         super().__init__(
-            f"the chat template renders the conversation before message {message} otherwise when"
-            f" more follows (...{part[max(0, same - 20) : same + 20]!r} against"
-            f" ...{whole[max(0, same - 20) : same + 20]!r}), so the answer's place is not known;"
-            " --turns makes every answer a sample of its own, rendered as it was asked"
+            reason + "; --turns makes every answer a sample of its own, rendered as it was asked"
         )
+
+
+def other_beginning(message, part, whole):
+    same = next((i for i, (a, b) in enumerate(zip(part, whole)) if a != b), len(whole))
+    return NotAPrefix(
+        f"the chat template renders the conversation before message {message} otherwise when"
+        f" more follows (...{part[max(0, same - 20) : same + 20]!r} against"
+        f" ...{whole[max(0, same - 20) : same + 20]!r}), so the answer's place is not known"
+    )
 
 
 @dataclass
@@ -166,7 +175,7 @@ class Encoder:
         changed = {name: other for name in REASONING if name in chat.messages[last]}
         messages = [*chat.messages[:last], {**chat.messages[last], **changed}]  # no turn behind it
         try:
-            lost = other not in self.chat.plain(messages, chat.tools)
+            lost = other not in self.whole(messages, chat.tools)[0]
         except RowError:  # as the sample itself will, where that turn carries loss
             return
         if lost:
@@ -175,6 +184,11 @@ class Encoder:
                 " template that reads reasoning_content (--chat-template FILE) or reasoning written"
                 " into the content keep it; else take it out of the rows"
             )
+
+    def refuse_lost_thought(self, chat, i):
+        """Errors: RowError of a thought in the content of a message that has none as rendered."""
+        if thinking.CLOSE in (chat.messages[i].get("content") or ""):
+            raise thinking.LostThought(i + 1)
 
     def count_unusual_roles(self, chat):
         """Names that are misspelt carry no loss, so they are told; a few of them."""
@@ -209,12 +223,19 @@ class Encoder:
             if i + 1 < len(chat.messages) and end < len(text):
                 begins.append((end, chat.messages[i + 1]["role"]))
         loss = [span for i, span in zip(answers, spans) if self.wanted(chat, i)]
+        if answers and self.wanted(chat, answers[-1]):
+            before = spans[-2][1] if len(spans) > 1 else 0
+            if thinking.CLOSE not in text[before : spans[-1][1]]:
+                self.refuse_lost_thought(chat, answers[-1])
         self.count("conversations masked by the template's generation marks")
         return Rendered(chat, text, loss, begins)
 
     def by_prefixes(self, chat):
         messages, count = chat.messages, len(chat.messages)
-        text = self.chat.plain(messages, chat.tools)
+        if self.wanted(chat, count - 1):
+            text, thoughtless = self.whole(messages, chat.tools)
+        else:
+            text, thoughtless = self.chat.plain(messages, chat.tools), False
         # ends[i]: where the messages before i end, None where it is not known and not needed.
         ends = [0] + [None] * (count - 1) + [len(text)]
         begins, loss = [], []
@@ -232,9 +253,34 @@ class Encoder:
                 continue
             if wanted:
                 loss.append((begin, self.without_space(text, begin, ends[i + 1])))
+                self.refuse_cut_thought(messages[i], i, text[slice(*loss[-1])])
             begins.append((begin if begins else 0, messages[i]["role"]))
         self.count("conversations masked by rendered prefixes")
+        self.count_thoughtless(thoughtless)
         return Rendered(chat, text, loss, begins)
+
+    def whole(self, messages, tools):
+        """(text, whether its last answer gets an empty thought) of a conversation, with the thought
+        of the last answer where the template cuts it off."""
+        text = self.chat.plain(messages, tools)
+        # Only a template that knows of thoughts cuts them off, and rendering costs.
+        answers = messages[-1]["role"] == "assistant" and self.chat.thinks(tools)
+        if not answers or self.chat.marks(tools):
+            return text, False
+        prompt = self.chat.plain(messages[:-1], tools, True)
+        return thinking.whole(text, prompt, messages[-1], len(messages))
+
+    def refuse_cut_thought(self, message, i, answer):
+        """Errors: NotAPrefix of an earlier answer that the template cuts its thought off."""
+        if thinking.CLOSE in (message.get("content") or "") and thinking.CLOSE not in answer:
+            raise NotAPrefix(
+                f"the chat template leaves out the thinking of message {i + 1}, which is not the"
+                " last one"
+            )
+
+    def count_thoughtless(self, thoughtless):
+        if thoughtless:
+            self.count("answers without a thought, which the prompt opens: an empty one is learnt")
 
     def end_of(self, chat, i, prompt, whole, needed):
         """Where the messages before i end in the whole.  Errors: NotAPrefix, if it is needed."""
@@ -248,7 +294,7 @@ class Encoder:
             return None
         if not whole.startswith(part):
             if needed:
-                raise NotAPrefix(i, part, whole)
+                raise other_beginning(i, part, whole)
             return None
         return len(part)
 
@@ -264,7 +310,8 @@ class Encoder:
         for i, message in enumerate(chat.messages):
             if message["role"] == "assistant" and self.wanted(chat, i):
                 turn = Chat(chat.messages[: i + 1], [0] * i + [1], chat.tools)
-                text = self.chat.plain(turn.messages, chat.tools)
+                text, thoughtless = self.whole(turn.messages, chat.tools)
+                self.count_thoughtless(thoughtless)
                 begin = self.end_of(turn, i, True, text, True)
                 span = (begin, self.without_space(text, begin, len(text)))
                 begins = [(0, chat.messages[0]["role"]), (begin, "assistant")][0 if begin else 1 :]

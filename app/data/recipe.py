@@ -9,7 +9,7 @@ import readers
 import template
 from errors import DataError, refuse_pointer
 
-VERSION = 3
+VERSION = 4
 
 
 def checksum(text):

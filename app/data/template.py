@@ -81,6 +81,10 @@ class ChatTemplate:
         """Whether the template marks answers."""
         return "endgeneration" in self.sources[bool(tools)]
 
+    def thinks(self, tools):
+        """Whether the template knows of thoughts."""
+        return "think>" in self.sources[bool(tools)]
+
     def render(self, messages, tools=None, prompt=False):
         """Text of the messages; prompt: with what comes before an answer."""
         template = self.templates[bool(tools)]

@@ -16,7 +16,7 @@ import template
 from conversation import pair, sample
 from cutting import Cutter
 from errors import DataError, RowError, Unreadable
-from masks import Encoder
+from masks import Encoder, NotAPrefix
 from shards import ShardWriter
 
 # Samples encoded at once: enough to pay for the call, few enough to need little memory.
@@ -161,7 +161,13 @@ def rendered_row(value, key):
         raise RowError(value.reason)
     if not STATE["recipe"]["pairs"]:
         return encoder.rendered(sample(value, key))
-    return [encoder.rendered(answer)[0] for answer in pair(value)]
+    try:
+        return [encoder.rendered(answer)[0] for answer in pair(value)]
+    except NotAPrefix as error:
+        raise RowError(
+            f"{error.reason}; pairs need a template that renders an answer alike whatever follows"
+            " (--chat-template FILE), or answers of one message"
+        ) from error
 
 
 def write(writer, block):
