@@ -39,6 +39,10 @@ class Text:
     prompt: int = 0
 
 
+class SameAnswers(RowError):
+    """A pair of which nothing can be learnt."""
+
+
 def sample(row, key=None):
     """The sample of a row.  Errors: RowError where the row has no layout that is known."""
     if isinstance(row, str):
@@ -96,8 +100,16 @@ def pair(row):
     prompt = row.get("prompt")
     if type(chosen) is not type(rejected) or not isinstance(chosen, (str, list)):
         raise RowError("chosen and rejected must both be text or both be lists of messages")
+    if alike(chosen, rejected):
+        raise SameAnswers("both answers of a row of preferences are the same")
     if prompt is None or (isinstance(chosen, list) and begins_with(chosen, rejected, prompt)):
         same = common(chosen, rejected)
+        if same and same in (len(chosen), len(rejected)):
+            raise RowError(
+                "an answer of a row of preferences is the beginning of the other one, so none of it"
+                " is left behind what both begin with; put the prompt into a column of its own, and"
+                " leave it out of the answers"
+            )
         if same == 0:
             raise RowError("a row of preferences without a prompt")
         prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
@@ -106,9 +118,17 @@ def pair(row):
         refuse_second_prompt(rejected)
         if isinstance(chosen, list) and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
-    if not chosen or not rejected:
-        raise RowError("an answer of a row of preferences is empty")
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not answer:
+            raise RowError(f"the {name} answer of a row of preferences is empty")
     return completion(prompt, chosen, row), completion(prompt, rejected, row)
+
+
+def alike(chosen, rejected):
+    """Whether templates read the same in both answers."""
+    if isinstance(chosen, str) or len(chosen) != len(rejected):
+        return chosen == rejected
+    return all(read(one) == read(other) for one, other in zip(chosen, rejected))
 
 
 def common(chosen, rejected):

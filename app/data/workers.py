@@ -10,10 +10,12 @@ import signal
 import sys
 import time
 
+import numpy as np
+
 import readers
 import recipe as recipes
 import template
-from conversation import pair, sample
+from conversation import SameAnswers, pair, sample
 from cutting import Cutter
 from errors import DataError, RowError, Unreadable
 from masks import Encoder, NotAPrefix
@@ -21,6 +23,9 @@ from shards import ShardWriter
 
 # Samples encoded at once: enough to pay for the call, few enough to need little memory.
 BLOCK_SAMPLES, BLOCK_CHARACTERS = 256, 1 << 19
+
+# Such a pair's gradient is 0.
+SAME = "pairs left out because both answers are the same"
 
 STATE = {}  # of a worker process
 
@@ -155,7 +160,8 @@ def shard(number, group):
 
 
 def rendered_row(value, key):
-    """What is encoded of a row; of a pair the chosen answer, then the rejected one."""
+    """What is encoded of a row; of a pair the chosen answer, then the rejected one, and None where
+    they are the same."""
     encoder = STATE["cutter"].encoder
     if isinstance(value, Unreadable):
         raise RowError(value.reason)
@@ -163,6 +169,9 @@ def rendered_row(value, key):
         return encoder.rendered(sample(value, key))
     try:
         return [encoder.rendered(answer)[0] for answer in pair(value)]
+    except SameAnswers:
+        encoder.count(SAME)
+        return None
     except NotAPrefix as error:
         raise RowError(
             f"{error.reason}; pairs need a template that renders an answer alike whatever follows"
@@ -184,6 +193,9 @@ def write(writer, block):
         documents = checked(where, fitted) or []
         if STATE["recipe"]["pairs"] and len(documents) != 2:
             cutter.count("pairs left out")
+            continue
+        if STATE["recipe"]["pairs"] and np.array_equal(*(d.tokens for d in documents)):
+            cutter.count(SAME)  # as rendered, or as cut
             continue
         made += [(document, row) for document in documents]
     writer.add(made)
