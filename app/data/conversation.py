@@ -256,14 +256,27 @@ def message(entry):
             raise RowError(f"tool_calls: no JSON: {error}") from error
     content = one.get("content")
     if isinstance(content, list):
-        if not all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-            raise RowError("a message holds parts that are no text")
-        one["content"] = "".join(p["text"] for p in content)
+        one["content"] = "".join(map(text_of_part, content))
     elif content is None and not one.get("tool_calls"):
         one["content"] = ""  # templates would write the word None
     elif content is not None and not isinstance(content, str):
         raise RowError(f"content is a {type(content).__name__}, not text")
     return with_reasoning(one), None if weight is None else int(weight)
+
+
+def text_of_part(part):
+    """Text of a part of a content, {"type": "text", "text": ...}; chat templates write parts one
+    after the other.  Errors: RowError of a part that is no text, such as an image."""
+    told = part.get("text") if isinstance(part, dict) else None
+    if isinstance(told, str) and part.get("type") in (None, "text"):
+        return told
+    kind = part.get("type") if isinstance(part, dict) else None
+    what = f"of type {kind!r}" if kind else f"that is a {type(part).__name__}"
+    what = "of type 'text' whose text is none" if kind == "text" else what
+    raise RowError(
+        f"a message holds a part {what}, that is no text, which is all that is trained on; take"
+        " such parts out, or leave their rows out with --bad-rows skip"
+    )
 
 
 def with_reasoning(one):

@@ -50,5 +50,33 @@ class EqualAnswers(Odd):
         self.refused(raw, *words, options=["--pairs"])
 
 
+class Parts(Odd):
+    def test_texts_of_parts_are_joined_with_nothing_between(self):
+        part = lambda text, **more: {"type": "text", "text": text, **more}
+        for parts in ([part("stripe"), part(" 1234")], [part("stripe 12", image=None), part("34")]):
+            row = [{**self.CHAT[0], "content": parts}, {**self.CHAT[1], "content": parts}]
+            self.assertEqual(self.learnt([row]), ["stripe 1234<|im_end|>"])
+            (document,) = self.documents()
+            self.assertIn("user\nstripe 1234<|im_end|>", self.loaded().decode(document[0], False))
+        untyped = [{"text": "stripe"}, {"type": None, "text": " 1234"}]
+        row = [self.CHAT[0], {**self.CHAT[1], "content": untyped}]
+        self.assertEqual(self.learnt([row]), ["stripe 1234<|im_end|>"])
+
+    def test_parts_that_are_no_text_name_row_and_remedy(self):
+        for part, words in (
+            ({"type": "image_url", "image_url": {"url": "x"}}, "'image_url'"),
+            ({"type": "image", "text": "x"}, "'image'"),
+            ({"type": "text"}, "whose text is none"),
+            ({"type": "text", "text": None}, "whose text is none"),
+            ({"type": "text", "text": 3}, "whose text is none"),
+            ({"image": "x"}, "a dict"),
+            ("ring", "a str"),
+            (None, "a NoneType"),
+        ):
+            content = [{"type": "text", "text": "ring"}, part]
+            raw = json.dumps([{"role": "user", "content": content}, self.CHAT[1]]).encode()
+            self.refused(raw, "odd.jsonl:1: a message holds a part", words, "--bad-rows skip")
+
+
 if __name__ == "__main__":
     unittest.main()
