@@ -3,6 +3,7 @@ import json
 from dataclasses import dataclass
 
 from errors import RowError
+from tools import calls_of, tools_of
 
 ROLES = {
     "human": "user",
@@ -54,7 +55,7 @@ def sample(row, key=None):
     if key is not None:
         if row.get(key) is None:
             raise RowError(f"the row has no {key!r}; it has {', '.join(map(repr, row))}")
-        value = row[key]
+        value = listed_in_text(row[key])
         return chat(value, row) if isinstance(value, list) else text(value, key)
     for name in CONVERSATIONS:
         if row.get(name) is not None:
@@ -83,11 +84,21 @@ def listed_messages(value, name):
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RowError(f"{name!r} holds text that is no JSON: {error}") from error
     if not isinstance(value, list):
         raise RowError(f"{name!r} holds a {type(value).__name__}, not a list of messages")
     return value
+
+
+def listed_in_text(value):
+    """The messages that a text holds as JSON; the text itself where it holds none."""
+    try:
+        listed = json.loads(value) if isinstance(value, str) and value[:1] == "[" else None
+    except (ValueError, RecursionError):
+        return value
+    messages = listed and all(isinstance(m, dict) and m.keys() & {"role", "from"} for m in listed)
+    return listed if messages else value
 
 
 def pair(row):
@@ -192,19 +203,32 @@ def completion(prompt, answer, row):
 
 
 def instruction(row, asked_of, answer):
-    asked = row["instruction"]
-    if given := row.get(asked_of):
-        asked = f"{asked}\n\n{given}"
-    if not isinstance(asked, str):
-        raise RowError(f"instruction is a {type(asked).__name__}, not text")
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": row[answer]}]
-    return chat(messages, row)
+    parts = {name: row.get(name) for name in ("instruction", asked_of)}
+    for name, value in parts.items():
+        if value is not None and not isinstance(value, str):
+            raise RowError(f"{name} is a {type(value).__name__}, not text")
+    asked = "\n\n".join(filter(None, parts.values()))
+    messages = history(row.get("history"))
+    messages.append({"role": "user", "content": asked})
+    return chat([*messages, {"role": "assistant", "content": row[answer]}], row)
+
+
+def history(value):
+    """Messages of the earlier turns of a row with instruction: [[question, answer], ...]."""
+    messages = []
+    for turn in value if isinstance(value, list) else [value] if value else []:
+        if not isinstance(turn, list) or [type(text) for text in turn] != [str, str]:
+            raise RowError("history is no list of [question, answer], both of them text")
+        messages += ({"role": r, "content": t} for r, t in zip(("user", "assistant"), turn))
+    return messages
 
 
 def chat(listed, row):
     messages, weights = [], []
     system = row.get("system")
-    if isinstance(system, str) and system and not has_system(listed, system):
+    if system is not None and not isinstance(system, str):
+        raise RowError(f"the column system holds a {type(system).__name__}, not text")
+    if system and not has_system(listed, system):
         messages.append({"role": "system", "content": system})
         weights.append(None)
     for entry in listed:
@@ -213,13 +237,7 @@ def chat(listed, row):
         weights.append(weight)
     if not messages:
         raise RowError("a conversation without messages")
-    tools = row.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools) if tools.strip() else None
-        except ValueError as error:
-            raise RowError(f"tools: no JSON: {error}") from error
-    return Chat(messages, weights, tools or None)
+    return Chat(messages, weights, tools_of(row.get("tools")))
 
 
 def has_system(listed, system):
@@ -239,21 +257,22 @@ def message(entry):
         raise RowError(f"a message is a {type(entry).__name__}, not an object")
     # Parquet gives every message every column of any; templates ask whether the content is none.
     one = {k: v for k, v in entry.items() if v is not None or k == "content"}
-    if "from" in one and "value" in one:
-        one["role"], one["content"] = one.pop("from"), one.pop("value")
+    if "role" not in one and "from" in one:
+        one["role"] = one.pop("from")
+    if one.get("content") is None and "value" in one:
+        one["content"] = one.pop("value")
     if not isinstance(one.get("role"), str):
         raise RowError("a message without role (or from)")
-    role = one["role"].lower()
+    role = one["role"].strip().lower()
     one["role"] = ROLES.get(role, role if role in KNOWN_ROLES else one["role"])
     weight = one.pop("weight", None)
     if weight not in (None, 0, 1):
-        raise RowError(f"weight {weight}: a loss mask holds 0 or 1 alone")
-    calls = one.get("tool_calls")
-    if isinstance(calls, str):  # as tables hold them
-        try:
-            one["tool_calls"] = json.loads(calls) if calls.strip() else None
-        except ValueError as error:
-            raise RowError(f"tool_calls: no JSON: {error}") from error
+        raise RowError(f"weight {weight!r}: a loss mask holds 0 or 1 alone")
+    if calls := calls_of(one):
+        one["tool_calls"] = calls
+    one = {k: v for k, v in one.items() if k != "function_call" and (k != "tool_calls" or calls)}
+    if not calls and not entry.keys() & {"content", "value", *REASONING}:
+        raise RowError(f"a message without content (or value); it has {columns(entry)}")
     content = one.get("content")
     if isinstance(content, list):
         one["content"] = "".join(map(text_of_part, content))

@@ -72,6 +72,7 @@ class Encoder:
         self.tokenizer.no_padding()
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.special = tuple(t.content for t in added if t.special)
+        self.special_ids = {self.tokenizer.token_to_id(content) for content in self.special}
         # A vocabulary of characters without an unknown token leaves out what it lacks.
         self.drops_nul = not self.tokenizer.encode("\0", add_special_tokens=False).ids
 
@@ -109,6 +110,8 @@ class Encoder:
             for mark in (OPEN, CLOSE)
         ):
             raise RowError("a message holds U+FDD0 or U+FDD1, which no text may hold")
+        if sample.tools and not self.chat.reads_tools():
+            self.count("conversations with tools, which the chat template does not read")
         sample = self.without_skipped_calls(sample)
         self.refuse_lost_reasoning(sample)
         if self.chat.marks(sample.tools) and not self.asked_of_others(sample):
@@ -337,7 +340,8 @@ class Encoder:
         tokens = np.frombuffer(array("i", encoding.ids), np.int32)
         text, count = rendered.text, len(tokens)
         if is_chat or rendered.sample.prompt:
-            loss = [span for b, e in rendered.loss if (span := tokens_of(encoding, text, b, e))]
+            spans = [tokens_of(encoding, text, b, e, self.special_ids) for b, e in rendered.loss]
+            loss = [span for span in spans if span]
         else:
             loss = [(0, count)]
         begins = [(first_token(encoding, text, b) if b else 0, r) for b, r in rendered.begins]
@@ -370,9 +374,12 @@ def first_token(encoding, text, position):
     return len(encoding)
 
 
-def tokens_of(encoding, text, begin, end):
+def tokens_of(encoding, text, begin, end, special):
     """Tokens that hold any of the characters [begin, end); None where there are none."""
     first, last = first_token(encoding, text, begin), first_token(encoding, text, end)
+    # A special token of the header stays its own, also where it takes white space behind it.
+    if first < len(encoding) and encoding.ids[first] in special:
+        first += encoding.token_to_chars(first)[0] < begin
     # A token may hold characters of both sides; then it belongs to the answer.
     while last < len(encoding) and (place := encoding.token_to_chars(last)) and place[0] < end:
         last += 1

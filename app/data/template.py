@@ -81,6 +81,10 @@ class ChatTemplate:
         """Whether the template marks answers."""
         return "endgeneration" in self.sources[bool(tools)]
 
+    def reads_tools(self):
+        """Whether the template for samples with tools names them."""
+        return "tools" in self.sources[True]
+
     def thinks(self, tools):
         """Whether the template knows of thoughts."""
         return "think>" in self.sources[bool(tools)]
