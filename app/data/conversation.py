@@ -312,4 +312,11 @@ def with_reasoning(one):
             f"a message has {' and '.join(told)}, which differ, and templates read one; leave the"
             " others out"
         )
+    begun, close, _ = (one.get("content") or "").partition("</think>")
+    if close and begun.lstrip().startswith("<think>"):  # templates would write both
+        if begun.lstrip().removeprefix("<think>").strip() != reasoning.strip():
+            raise RowError(
+                f"a message has {name} and another thought in its content; leave one out"
+            )
+        return {k: v for k, v in one.items() if k not in REASONING}
     return {**one, "thinking": reasoning, "reasoning_content": reasoning}

@@ -43,7 +43,10 @@ def whole(text, prompt, message, number):
     line = "\n" if opened.endswith("\n") else ""
     if opened and (told := message.get("reasoning_content")):
         if CLOSE in content:
-            raise RowError(f"message {number} has a thought in its content and one beside it")
+            raise RowError(
+                f"message {number} has </think> in its content and a thought beside it; leave"
+                " one out"
+            )
         rest = rest.lstrip("\n") if line else rest
         return f"{begun}{told.strip() if line else told}{line}{CLOSE}{line * 2}{rest}", False
     if CLOSE not in content:

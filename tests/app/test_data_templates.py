@@ -167,6 +167,18 @@ class CutAtTheThought(Thinking):
         self.assertEqual(before, asked(user("ring")) + "<think>\n")
         self.assertEqual(learnt, "chunk of\n</think>\n\n<call>stripe</call>" + END)
 
+    def test_a_thought_that_stands_in_both_places_is_learnt_once(self):
+        said = "<think>\nchunk of\n</think>\n\nstripe"
+        both = [user("ring"), answer(said, reasoning_content="chunk of\n")]
+        for template, opened in ((R1, "<think>\n"), (QWEN3, "")):
+            self.take(template)
+            ((_, learnt, _),) = self.parts(both)
+            self.assertEqual(learnt, said.removeprefix(opened) + END)
+            other = [user("ring"), answer(said, reasoning_content="1234")]
+            self.refusal(other, "reasoning_content and another thought in its content")
+        self.take(R1)
+        self.refusal([user("ring"), answer("x</think>y", thinking="z")], "leave one out")
+
     def test_pairs(self):
         self.take(R1)
         said = [answer(f"<think>\n{t}\n</think>\n\nstripe") for t in ("chunk of", "1234")]
