@@ -107,8 +107,10 @@ def pair(row):
     prompt."""
     if not isinstance(row, dict) or row.get("chosen") is None or row.get("rejected") is None:
         raise RowError("a row of preferences has chosen, rejected and usually prompt")
-    chosen, rejected = ([v] if isinstance(v, dict) else v for v in (row["chosen"], row["rejected"]))
-    prompt = row.get("prompt")
+    chosen, rejected, prompt = (
+        listed_in_text([v] if isinstance(v, dict) else v)
+        for v in (row["chosen"], row["rejected"], row.get("prompt") or None)
+    )
     if type(chosen) is not type(rejected) or not isinstance(chosen, (str, list)):
         raise RowError("chosen and rejected must both be text or both be lists of messages")
     if alike(chosen, rejected):
@@ -193,6 +195,11 @@ def text(value, key):
 
 def completion(prompt, answer, row):
     if isinstance(prompt, str) and isinstance(answer, str):
+        if row.get("system"):
+            raise RowError(
+                "the column system has no place beside a prompt and an answer that are texts; make"
+                " them lists of messages, or leave the column out"
+            )
         return Text(prompt + answer, len(prompt))
     if not (isinstance(prompt, list) and isinstance(answer, list)):
         raise RowError("prompt and completion must both be text or both be lists of messages")
@@ -251,6 +258,12 @@ def has_system(listed, system):
     return role == "system"
 
 
+def role_of(name):
+    """The usual name of a role; one that is not known keeps its own."""
+    role = name.strip().lower()
+    return ROLES.get(role, role if role in KNOWN_ROLES else name.strip())
+
+
 def message(entry):
     """(message, weight) in the form that templates expect."""
     if not isinstance(entry, dict):
@@ -263,8 +276,7 @@ def message(entry):
         one["content"] = one.pop("value")
     if not isinstance(one.get("role"), str):
         raise RowError("a message without role (or from)")
-    role = one["role"].strip().lower()
-    one["role"] = ROLES.get(role, role if role in KNOWN_ROLES else one["role"])
+    one["role"] = role_of(one["role"])
     weight = one.pop("weight", None)
     if weight not in (None, 0, 1):
         raise RowError(f"weight {weight!r}: a loss mask holds 0 or 1 alone")

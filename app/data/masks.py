@@ -72,6 +72,8 @@ class Encoder:
         self.tokenizer.no_padding()
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.special = tuple(t.content for t in added if t.special)
+        unknown = getattr(self.tokenizer.model, "unk_token", None)
+        self.unknown = self.tokenizer.token_to_id(unknown) if unknown else None
         self.special_ids = {self.tokenizer.token_to_id(content) for content in self.special}
         # A vocabulary of characters without an unknown token leaves out what it lacks.
         self.drops_nul = not self.tokenizer.encode("\0", add_special_tokens=False).ids
@@ -339,6 +341,8 @@ class Encoder:
         # By way of an array: a third of the time that NumPy takes over a list.
         tokens = np.frombuffer(array("i", encoding.ids), np.int32)
         text, count = rendered.text, len(tokens)
+        if self.unknown is not None and (lost := np.count_nonzero(tokens == self.unknown)):
+            self.count("tokens that stand for what the tokenizer does not know", int(lost))
         if is_chat or rendered.sample.prompt:
             spans = [tokens_of(encoding, text, b, e, self.special_ids) for b, e in rendered.loss]
             loss = [span for span in spans if span]

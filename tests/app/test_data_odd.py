@@ -2,9 +2,13 @@
 other programs write them, files with byte-order marks."""
 import importlib.util
 import json
+import os
+import re
+import subprocess
+import sys
 import unittest
 
-from test_data import PLAIN
+from test_data import PLAIN, PROGRAM
 from test_data_rows import Odd
 
 TOLD = "<|im_end|>"
@@ -226,6 +230,92 @@ class Encodings(Odd):
             self.assertEqual([m for t, m in zip(tokens, mask) if t == begun], [0, 0])
             learnt = self.loaded().decode([t for t, m in zip(tokens, mask) if m], False)
             self.assertEqual(learnt, "stripe" + TOLD)
+
+
+class Options(Odd):
+    def said(self, *options, rows=None, status=2):
+        path = self.lines([self.CHAT] if rows is None else rows)
+        options = ["--restart", "--force", *options]
+        said = self.build(path, options=options, status=status)
+        self.assertNotIn("Traceback", said)
+        return said
+
+    def test_an_input_is_never_replaced(self):
+        path = self.lines([self.CHAT])
+        with open(path, "rb") as f:
+            before = f.read()
+        for name in (path, os.path.join(self.folder, ".", "chat.jsonl")):
+            error = self.build(path, out=name, options=["--force"], status=2)
+            self.assertIn("is an input; --out names another file", error)
+        with open(path, "rb") as f:
+            self.assertEqual(f.read(), before)
+
+    def test_roles_by_any_of_their_names(self):
+        chat = [self.CHAT[0], {"role": "tool", "content": "x"}, self.CHAT[1]]
+        self.learnt([chat], "--loss-on", "assistant,tool")
+        expected = self.documents()
+        self.learnt([chat], "--loss-on", " gpt, Observation")
+        self.assertEqual(self.documents(), expected)
+        self.assertIn("--loss-on names no role", self.said("--loss-on", " ,"))
+
+    def test_arguments_of_templates(self):
+        source = "{{ 'yes' if x else 'no' }}" + PLAIN
+        self.change("tokenizer_config.json", lambda c: c.update(chat_template=source))
+        for value, begun in (("False", "no"), ("false", "no"), ("None", "no"), ("True", "yes")):
+            self.learnt([self.CHAT], "--template-arg", f"x={value}")
+            self.assertTrue(self.loaded().decode(self.documents()[0][0]).startswith(begun))
+        for name in ("messages", "tools", "add_generation_prompt"):
+            self.assertIn(f"{name} is what the rows say", self.said("--template-arg", f"{name}=1"))
+
+    def test_files_of_templates(self):
+        def written(name, raw):
+            with open(self.out(name), "wb") as f:
+                f.write(raw)
+            return "--chat-template", self.out(name)
+
+        self.learnt([self.CHAT])
+        expected = self.documents()
+        for name, raw in (
+            ("mark.jinja", b"\xef\xbb\xbf" + PLAIN.encode()),
+            ("chat_template.json", json.dumps({"chat_template": PLAIN}).encode()),
+        ):
+            self.learnt([self.CHAT], *written(name, raw))
+            self.assertEqual(self.documents(), expected)
+        error = self.said(*written("latin.jinja", PLAIN.encode() + b"\xe9"))
+        self.assertIn("latin.jinja: no UTF-8", error)
+        self.assertIn("no text is under chat_template", self.said(*written("x.json", b"{}")))
+        self.assertIn("is a folder", self.said("--chat-template", self.folder))
+
+    def test_columns_of_pairs(self):
+        asked, good, bad = self.CHAT[0], self.CHAT[1], {"role": "assistant", "content": "x"}
+        rows = [{"prompt": [asked], "chosen": [good], "rejected": [bad]}]
+        rows += [{k: json.dumps(v) for k, v in rows[0].items()}]
+        rows += [{"prompt": [], "chosen": [asked, good], "rejected": [asked, bad]}]
+        self.learnt(rows, "--pairs")
+        same = self.documents()
+        self.assertEqual(same[:2] * 3, same)
+        row = {"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}
+        self.assertIn("chat.jsonl:1: the column system", self.said("--pairs", rows=[row]))
+
+    def test_tokens_for_what_the_tokenizer_does_not_know_are_counted(self):
+        from tokenizers import Tokenizer, models
+
+        words = {c: i for i, c in enumerate(["<unk>", *"ring "])}
+        made = Tokenizer(models.BPE(vocab=words, merges=[], unk_token="<unk>"))
+        made.save(f"{self.tokenizer}/tokenizer.json")
+        said = self.said("--no-eos", rows=[{"text": "ring x"}, {"text": "y ring"}], status=0)
+        self.assertIn("2 tokens that stand for what the tokenizer does not know", said)
+
+    def test_numbers_of_inspect(self):
+        self.learnt([self.CHAT])
+        command = [sys.executable, PROGRAM, "inspect", self.out("out.h5")]
+        look = lambda *options: subprocess.run([*command, *options], capture_output=True, text=True)
+        whole = re.search(r"\d+ tokens, \d+ with loss", look().stdout)[0]
+        self.assertIn(whole, look("--tokens", "2").stdout)
+        for option in ("--first", "--samples", "--tokens"):
+            done = look(option, "-1")
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+            self.assertIn("must be at least 0", done.stderr)
 
 
 if __name__ == "__main__":
