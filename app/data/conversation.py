@@ -260,6 +260,8 @@ def has_system(listed, system):
 
 def role_of(name):
     """The usual name of a role; one that is not known keeps its own."""
+    if name in KNOWN_ROLES and name not in ROLES:
+        return name
     role = name.strip().lower()
     return ROLES.get(role, role if role in KNOWN_ROLES else name.strip())
 
@@ -280,11 +282,14 @@ def message(entry):
     weight = one.pop("weight", None)
     if weight not in (None, 0, 1):
         raise RowError(f"weight {weight!r}: a loss mask holds 0 or 1 alone")
-    if calls := calls_of(one):
-        one["tool_calls"] = calls
-    one = {k: v for k, v in one.items() if k != "function_call" and (k != "tool_calls" or calls)}
-    if not calls and not entry.keys() & {"content", "value", *REASONING}:
-        raise RowError(f"a message without content (or value); it has {columns(entry)}")
+    if "tool_calls" in one or "function_call" in one:
+        calls = calls_of(one)
+        one = {k: v for k, v in one.items() if k not in ("tool_calls", "function_call")}
+        if calls:
+            one["tool_calls"] = calls
+    if "content" not in one and "tool_calls" not in one:
+        if not entry.keys() & {"value", *REASONING}:
+            raise RowError(f"a message without content (or value); it has {columns(entry)}")
     content = one.get("content")
     if isinstance(content, list):
         one["content"] = "".join(map(text_of_part, content))

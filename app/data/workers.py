@@ -45,6 +45,11 @@ def start(recipe, folder, parent):
         STATE["cutter"] = cutter_of(recipe)
     except DataError as error:  # told by the first shard: the pool hides what ends a start
         STATE["error"] = error
+    except Exception as error:  # of settings in shapes that nothing here foresees
+        STATE["error"] = DataError(
+            f"{recipe['tokenizer']}: its tokenizer cannot be made ({type(error).__name__}:"
+            f" {error}); is a file of it damaged?"
+        )
 
 
 def loaded_tokenizer(folder):

@@ -306,6 +306,12 @@ class Options(Odd):
         said = self.said("--no-eos", rows=[{"text": "ring x"}, {"text": "y ring"}], status=0)
         self.assertIn("2 tokens that stand for what the tokenizer does not know", said)
 
+    def test_settings_of_a_tokenizer_in_other_shapes_are_named(self):
+        self.change("tokenizer_config.json", lambda c: c.update(added_tokens_decoder=[1]))
+        error = self.said()
+        self.assertEqual(error.count("\n"), 1, error)
+        self.assertIn(f"{self.tokenizer}: its tokenizer cannot be made (AttributeError", error)
+
     def test_numbers_of_inspect(self):
         self.learnt([self.CHAT])
         command = [sys.executable, PROGRAM, "inspect", self.out("out.h5")]
