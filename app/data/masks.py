@@ -258,7 +258,7 @@ class Encoder:
                 continue
             if wanted:
                 loss.append((begin, self.without_space(text, begin, ends[i + 1])))
-                self.refuse_cut_thought(messages[i], i, text[slice(*loss[-1])])
+                self.refuse_cut_thought(chat, i, text[slice(*loss[-1])])
             begins.append((begin if begins else 0, messages[i]["role"]))
         self.count("conversations masked by rendered prefixes")
         self.count_thoughtless(thoughtless)
@@ -275,9 +275,14 @@ class Encoder:
         prompt = self.chat.plain(messages[:-1], tools, True)
         return thinking.whole(text, prompt, messages[-1], len(messages))
 
-    def refuse_cut_thought(self, message, i, answer):
+    def refuse_cut_thought(self, chat, i, answer):
         """Errors: NotAPrefix of an earlier answer that the template cuts its thought off."""
-        if thinking.CLOSE in (message.get("content") or "") and thinking.CLOSE not in answer:
+        message = chat.messages[i]
+        cut = thinking.CLOSE in (message.get("content") or "") and thinking.CLOSE not in answer
+        if not cut and (told := message.get("reasoning_content")):
+            # Other templates may write reasoning in a form of their own.
+            cut = self.chat.thinks(chat.tools) and told.strip() not in answer
+        if cut:
             raise NotAPrefix(
                 f"the chat template leaves out the thinking of message {i + 1}, which is not the"
                 " last one"

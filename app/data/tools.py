@@ -14,7 +14,10 @@ def calls_of(message):
     """List of the tool calls of a message; also of the function_call that older chats have."""
     calls = objects(message.get("tool_calls"), "tool_calls")
     if older := objects(message.get("function_call"), "function_call"):
-        calls = calls or [{"type": "function", "function": call} for call in older]
+        wrapped = lambda call: (
+            call if "function" in call else {"type": "function", "function": call}
+        )
+        calls = calls or [wrapped(call) for call in older]
     for call in calls:
         named = call["function"] if isinstance(call.get("function"), dict) else call
         if not isinstance(named.get("name"), str):

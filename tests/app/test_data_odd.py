@@ -118,7 +118,7 @@ class Tools(Odd):
     def test_calls_in_every_shape(self):
         shapes = [[call("ring", x=1)], call("ring", x=1), [json.dumps(call("ring", x=1))]]
         more = [{"tool_calls": shape} for shape in [*shapes, json.dumps(shapes[0])]]
-        more += [{"function_call": {"name": "ring", "arguments": {"x": 1}}}]
+        more += [{"function_call": one} for one in (shapes[1]["function"], shapes[1])]
         rows = [[self.CHAT[0], {"role": "assistant", "content": None, **m}] for m in more]
         self.assertEqual(self.learnt(rows), [json.dumps(shapes[0]) + TOLD] * len(rows))
         for bad, words in ((3, "tool_calls: a int"), ([{"id": 1}], "names no function")):

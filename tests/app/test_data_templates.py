@@ -154,6 +154,11 @@ class CutAtTheThought(Thinking):
         self.take(V31)
         row = [user("ring"), answer("<think>chunk of</think>stripe")]
         self.refusal(row, "message 2", "thinking=true", "take it out")
+        first = [user("ring"), answer("stripe", reasoning="chunk of")]
+        for more in ([], [user("ring")], [user("ring"), answer("1234")]):
+            words = ("thinking of message 2", "--turns") if more else ("thinking=true",)
+            self.refusal(first + more, *words)
+            self.refusal(first + more, "message 2 holds thinking", options=["--turns"])
         ((before, learnt, _),) = self.parts(row, options=["--template-arg", "thinking=true"])
         self.assertEqual(before, asked(user("ring")) + "<think>")
         self.assertEqual(learnt, "chunk of</think>stripe" + END)
