@@ -106,6 +106,7 @@ def build(options):
         raise DataError(f"{options.out} is no regular file; --out names the HDF5 file to write")
     options.long = options.long or ("truncate" if options.pairs else "split")
     paths, notes = recipes.files_of(options)
+    refuse_input_as_output(paths, options.out)
     for note in notes:
         print(note)
     made = recipes.make(options, paths)
@@ -125,6 +126,14 @@ def build(options):
         print(f"going on: {len(journal.records)} of {len(groups)} shards are there")
     workers.make_shards(groups, made, journal, options.workers)
     return finish(options, made, journal, summary)
+
+
+def refuse_input_as_output(paths, out):
+    """Errors: DataError where the output would replace an input."""
+    from errors import DataError
+
+    if os.path.exists(out) and any(os.path.samefile(path, out) for path in paths):
+        raise DataError(f"{out} is an input; --out names another file, the HDF5 file to write")
 
 
 def finished(path, recipe, folder):

@@ -3,6 +3,7 @@ import json
 from dataclasses import dataclass
 
 from errors import RowError
+from tools import calls_of, tools_of
 
 ROLES = {
     "human": "user",
@@ -39,6 +40,10 @@ class Text:
     prompt: int = 0
 
 
+class SameAnswers(RowError):
+    """A pair of which nothing can be learnt."""
+
+
 def sample(row, key=None):
     """The sample of a row.  Errors: RowError where the row has no layout that is known."""
     if isinstance(row, str):
@@ -50,7 +55,7 @@ def sample(row, key=None):
     if key is not None:
         if row.get(key) is None:
             raise RowError(f"the row has no {key!r}; it has {', '.join(map(repr, row))}")
-        value = row[key]
+        value = listed_in_text(row[key])
         return chat(value, row) if isinstance(value, list) else text(value, key)
     for name in CONVERSATIONS:
         if row.get(name) is not None:
@@ -79,11 +84,21 @@ def listed_messages(value, name):
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RowError(f"{name!r} holds text that is no JSON: {error}") from error
     if not isinstance(value, list):
         raise RowError(f"{name!r} holds a {type(value).__name__}, not a list of messages")
     return value
+
+
+def listed_in_text(value):
+    """The messages that a text holds as JSON; the text itself where it holds none."""
+    try:
+        listed = json.loads(value) if isinstance(value, str) and value[:1] == "[" else None
+    except (ValueError, RecursionError):
+        return value
+    messages = listed and all(isinstance(m, dict) and m.keys() & {"role", "from"} for m in listed)
+    return listed if messages else value
 
 
 def pair(row):
@@ -92,12 +107,22 @@ def pair(row):
     prompt."""
     if not isinstance(row, dict) or row.get("chosen") is None or row.get("rejected") is None:
         raise RowError("a row of preferences has chosen, rejected and usually prompt")
-    chosen, rejected = ([v] if isinstance(v, dict) else v for v in (row["chosen"], row["rejected"]))
-    prompt = row.get("prompt")
+    chosen, rejected, prompt = (
+        listed_in_text([v] if isinstance(v, dict) else v)
+        for v in (row["chosen"], row["rejected"], row.get("prompt") or None)
+    )
     if type(chosen) is not type(rejected) or not isinstance(chosen, (str, list)):
         raise RowError("chosen and rejected must both be text or both be lists of messages")
+    if alike(chosen, rejected):
+        raise SameAnswers("both answers of a row of preferences are the same")
     if prompt is None or (isinstance(chosen, list) and begins_with(chosen, rejected, prompt)):
         same = common(chosen, rejected)
+        if same and same in (len(chosen), len(rejected)):
+            raise RowError(
+                "an answer of a row of preferences is the beginning of the other one, so none of it"
+                " is left behind what both begin with; put the prompt into a column of its own, and"
+                " leave it out of the answers"
+            )
         if same == 0:
             raise RowError("a row of preferences without a prompt")
         prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
@@ -106,9 +131,17 @@ def pair(row):
         refuse_second_prompt(rejected)
         if isinstance(chosen, list) and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
-    if not chosen or not rejected:
-        raise RowError("an answer of a row of preferences is empty")
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not answer:
+            raise RowError(f"the {name} answer of a row of preferences is empty")
     return completion(prompt, chosen, row), completion(prompt, rejected, row)
+
+
+def alike(chosen, rejected):
+    """Whether templates read the same in both answers."""
+    if isinstance(chosen, str) or len(chosen) != len(rejected):
+        return chosen == rejected
+    return all(read(one) == read(other) for one, other in zip(chosen, rejected))
 
 
 def common(chosen, rejected):
@@ -162,6 +195,11 @@ def text(value, key):
 
 def completion(prompt, answer, row):
     if isinstance(prompt, str) and isinstance(answer, str):
+        if row.get("system"):
+            raise RowError(
+                "the column system has no place beside a prompt and an answer that are texts; make"
+                " them lists of messages, or leave the column out"
+            )
         return Text(prompt + answer, len(prompt))
     if not (isinstance(prompt, list) and isinstance(answer, list)):
         raise RowError("prompt and completion must both be text or both be lists of messages")
@@ -172,19 +210,32 @@ def completion(prompt, answer, row):
 
 
 def instruction(row, asked_of, answer):
-    asked = row["instruction"]
-    if given := row.get(asked_of):
-        asked = f"{asked}\n\n{given}"
-    if not isinstance(asked, str):
-        raise RowError(f"instruction is a {type(asked).__name__}, not text")
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": row[answer]}]
-    return chat(messages, row)
+    parts = {name: row.get(name) for name in ("instruction", asked_of)}
+    for name, value in parts.items():
+        if value is not None and not isinstance(value, str):
+            raise RowError(f"{name} is a {type(value).__name__}, not text")
+    asked = "\n\n".join(filter(None, parts.values()))
+    messages = history(row.get("history"))
+    messages.append({"role": "user", "content": asked})
+    return chat([*messages, {"role": "assistant", "content": row[answer]}], row)
+
+
+def history(value):
+    """Messages of the earlier turns of a row with instruction: [[question, answer], ...]."""
+    messages = []
+    for turn in value if isinstance(value, list) else [value] if value else []:
+        if not isinstance(turn, list) or [type(text) for text in turn] != [str, str]:
+            raise RowError("history is no list of [question, answer], both of them text")
+        messages += ({"role": r, "content": t} for r, t in zip(("user", "assistant"), turn))
+    return messages
 
 
 def chat(listed, row):
     messages, weights = [], []
     system = row.get("system")
-    if isinstance(system, str) and system and not has_system(listed, system):
+    if system is not None and not isinstance(system, str):
+        raise RowError(f"the column system holds a {type(system).__name__}, not text")
+    if system and not has_system(listed, system):
         messages.append({"role": "system", "content": system})
         weights.append(None)
     for entry in listed:
@@ -193,13 +244,7 @@ def chat(listed, row):
         weights.append(weight)
     if not messages:
         raise RowError("a conversation without messages")
-    tools = row.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools) if tools.strip() else None
-        except ValueError as error:
-            raise RowError(f"tools: no JSON: {error}") from error
-    return Chat(messages, weights, tools or None)
+    return Chat(messages, weights, tools_of(row.get("tools")))
 
 
 def has_system(listed, system):
@@ -213,37 +258,61 @@ def has_system(listed, system):
     return role == "system"
 
 
+def role_of(name):
+    """The usual name of a role; one that is not known keeps its own."""
+    if name in KNOWN_ROLES and name not in ROLES:
+        return name
+    role = name.strip().lower()
+    return ROLES.get(role, role if role in KNOWN_ROLES else name.strip())
+
+
 def message(entry):
     """(message, weight) in the form that templates expect."""
     if not isinstance(entry, dict):
         raise RowError(f"a message is a {type(entry).__name__}, not an object")
     # Parquet gives every message every column of any; templates ask whether the content is none.
     one = {k: v for k, v in entry.items() if v is not None or k == "content"}
-    if "from" in one and "value" in one:
-        one["role"], one["content"] = one.pop("from"), one.pop("value")
+    if "role" not in one and "from" in one:
+        one["role"] = one.pop("from")
+    if one.get("content") is None and "value" in one:
+        one["content"] = one.pop("value")
     if not isinstance(one.get("role"), str):
         raise RowError("a message without role (or from)")
-    role = one["role"].lower()
-    one["role"] = ROLES.get(role, role if role in KNOWN_ROLES else one["role"])
+    one["role"] = role_of(one["role"])
     weight = one.pop("weight", None)
     if weight not in (None, 0, 1):
-        raise RowError(f"weight {weight}: a loss mask holds 0 or 1 alone")
-    calls = one.get("tool_calls")
-    if isinstance(calls, str):  # as tables hold them
-        try:
-            one["tool_calls"] = json.loads(calls) if calls.strip() else None
-        except ValueError as error:
-            raise RowError(f"tool_calls: no JSON: {error}") from error
+        raise RowError(f"weight {weight!r}: a loss mask holds 0 or 1 alone")
+    if "tool_calls" in one or "function_call" in one:
+        calls = calls_of(one)
+        one = {k: v for k, v in one.items() if k not in ("tool_calls", "function_call")}
+        if calls:
+            one["tool_calls"] = calls
+    if "content" not in one and "tool_calls" not in one:
+        if not entry.keys() & {"value", *REASONING}:
+            raise RowError(f"a message without content (or value); it has {columns(entry)}")
     content = one.get("content")
     if isinstance(content, list):
-        if not all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-            raise RowError("a message holds parts that are no text")
-        one["content"] = "".join(p["text"] for p in content)
+        one["content"] = "".join(map(text_of_part, content))
     elif content is None and not one.get("tool_calls"):
         one["content"] = ""  # templates would write the word None
     elif content is not None and not isinstance(content, str):
         raise RowError(f"content is a {type(content).__name__}, not text")
     return with_reasoning(one), None if weight is None else int(weight)
+
+
+def text_of_part(part):
+    """Text of a part of a content, {"type": "text", "text": ...}; chat templates write parts one
+    after the other.  Errors: RowError of a part that is no text, such as an image."""
+    told = part.get("text") if isinstance(part, dict) else None
+    if isinstance(told, str) and part.get("type") in (None, "text"):
+        return told
+    kind = part.get("type") if isinstance(part, dict) else None
+    what = f"of type {kind!r}" if kind else f"that is a {type(part).__name__}"
+    what = "of type 'text' whose text is none" if kind == "text" else what
+    raise RowError(
+        f"a message holds a part {what}, that is no text, which is all that is trained on; take"
+        " such parts out, or leave their rows out with --bad-rows skip"
+    )
 
 
 def with_reasoning(one):
@@ -260,4 +329,11 @@ def with_reasoning(one):
             f"a message has {' and '.join(told)}, which differ, and templates read one; leave the"
             " others out"
         )
+    begun, close, _ = (one.get("content") or "").partition("</think>")
+    if close and begun.lstrip().startswith("<think>"):  # templates would write both
+        if begun.lstrip().removeprefix("<think>").strip() != reasoning.strip():
+            raise RowError(
+                f"a message has {name} and another thought in its content; leave one out"
+            )
+        return {k: v for k, v in one.items() if k not in REASONING}
     return {**one, "thinking": reasoning, "reasoning_content": reasoning}

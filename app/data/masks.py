@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+import thinking
 from conversation import REASONING, Chat
 from errors import DataError, RowError
 from template import CLOSE, OPEN
@@ -36,14 +37,22 @@ class Document:
 
 
 class NotAPrefix(RowError):
-    def __init__(self, message, part, whole):
-        same = next((i for i, (a, b) in enumerate(zip(part, whole)) if a != b), len(whole))
+    """The place of an answer is not known, or it is not what it was when it was asked."""
+
+    def __init__(self, reason):
+        self.reason = reason
         super().__init__(
-            f"the chat template renders the conversation before message {message} otherwise when"
-            f" more follows (...{part[max(0, same - 20) : same + 20]!r} against"
-            f" ...{whole[max(0, same - 20) : same + 20]!r}), so the answer's place is not known;"
-            " --turns makes every answer a sample of its own, rendered as it was asked"
+            reason + "; --turns makes every answer a sample of its own, rendered as it was asked"
         )
+
+
+def other_beginning(message, part, whole):
+    same = next((i for i, (a, b) in enumerate(zip(part, whole)) if a != b), len(whole))
+    return NotAPrefix(
+        f"the chat template renders the conversation before message {message} otherwise when"
+        f" more follows (...{part[max(0, same - 20) : same + 20]!r} against"
+        f" ...{whole[max(0, same - 20) : same + 20]!r}), so the answer's place is not known"
+    )
 
 
 @dataclass
@@ -63,6 +72,9 @@ class Encoder:
         self.tokenizer.no_padding()
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.special = tuple(t.content for t in added if t.special)
+        unknown = getattr(self.tokenizer.model, "unk_token", None)
+        self.unknown = self.tokenizer.token_to_id(unknown) if unknown else None
+        self.special_ids = {self.tokenizer.token_to_id(content) for content in self.special}
         # A vocabulary of characters without an unknown token leaves out what it lacks.
         self.drops_nul = not self.tokenizer.encode("\0", add_special_tokens=False).ids
 
@@ -100,6 +112,8 @@ class Encoder:
             for mark in (OPEN, CLOSE)
         ):
             raise RowError("a message holds U+FDD0 or U+FDD1, which no text may hold")
+        if sample.tools and not self.chat.reads_tools():
+            self.count("conversations with tools, which the chat template does not read")
         sample = self.without_skipped_calls(sample)
         self.refuse_lost_reasoning(sample)
         if self.chat.marks(sample.tools) and not self.asked_of_others(sample):
@@ -166,7 +180,7 @@ class Encoder:
         changed = {name: other for name in REASONING if name in chat.messages[last]}
         messages = [*chat.messages[:last], {**chat.messages[last], **changed}]  # no turn behind it
         try:
-            lost = other not in self.chat.plain(messages, chat.tools)
+            lost = other not in self.whole(messages, chat.tools)[0]
         except RowError:  # as the sample itself will, where that turn carries loss
             return
         if lost:
@@ -175,6 +189,11 @@ class Encoder:
                 " template that reads reasoning_content (--chat-template FILE) or reasoning written"
                 " into the content keep it; else take it out of the rows"
             )
+
+    def refuse_lost_thought(self, chat, i):
+        """Errors: RowError of a thought in the content of a message that has none as rendered."""
+        if thinking.CLOSE in (chat.messages[i].get("content") or ""):
+            raise thinking.LostThought(i + 1)
 
     def count_unusual_roles(self, chat):
         """Names that are misspelt carry no loss, so they are told; a few of them."""
@@ -209,12 +228,19 @@ class Encoder:
             if i + 1 < len(chat.messages) and end < len(text):
                 begins.append((end, chat.messages[i + 1]["role"]))
         loss = [span for i, span in zip(answers, spans) if self.wanted(chat, i)]
+        if answers and self.wanted(chat, answers[-1]):
+            before = spans[-2][1] if len(spans) > 1 else 0
+            if thinking.CLOSE not in text[before : spans[-1][1]]:
+                self.refuse_lost_thought(chat, answers[-1])
         self.count("conversations masked by the template's generation marks")
         return Rendered(chat, text, loss, begins)
 
     def by_prefixes(self, chat):
         messages, count = chat.messages, len(chat.messages)
-        text = self.chat.plain(messages, chat.tools)
+        if self.wanted(chat, count - 1):
+            text, thoughtless = self.whole(messages, chat.tools)
+        else:
+            text, thoughtless = self.chat.plain(messages, chat.tools), False
         # ends[i]: where the messages before i end, None where it is not known and not needed.
         ends = [0] + [None] * (count - 1) + [len(text)]
         begins, loss = [], []
@@ -232,9 +258,39 @@ class Encoder:
                 continue
             if wanted:
                 loss.append((begin, self.without_space(text, begin, ends[i + 1])))
+                self.refuse_cut_thought(chat, i, text[slice(*loss[-1])])
             begins.append((begin if begins else 0, messages[i]["role"]))
         self.count("conversations masked by rendered prefixes")
+        self.count_thoughtless(thoughtless)
         return Rendered(chat, text, loss, begins)
+
+    def whole(self, messages, tools):
+        """(text, whether its last answer gets an empty thought) of a conversation, with the thought
+        of the last answer where the template cuts it off."""
+        text = self.chat.plain(messages, tools)
+        # Only a template that knows of thoughts cuts them off, and rendering costs.
+        answers = messages[-1]["role"] == "assistant" and self.chat.thinks(tools)
+        if not answers or self.chat.marks(tools):
+            return text, False
+        prompt = self.chat.plain(messages[:-1], tools, True)
+        return thinking.whole(text, prompt, messages[-1], len(messages))
+
+    def refuse_cut_thought(self, chat, i, answer):
+        """Errors: NotAPrefix of an earlier answer that the template cuts its thought off."""
+        message = chat.messages[i]
+        cut = thinking.CLOSE in (message.get("content") or "") and thinking.CLOSE not in answer
+        if not cut and (told := message.get("reasoning_content")):
+            # Other templates may write reasoning in a form of their own.
+            cut = self.chat.thinks(chat.tools) and told.strip() not in answer
+        if cut:
+            raise NotAPrefix(
+                f"the chat template leaves out the thinking of message {i + 1}, which is not the"
+                " last one"
+            )
+
+    def count_thoughtless(self, thoughtless):
+        if thoughtless:
+            self.count("answers without a thought, which the prompt opens: an empty one is learnt")
 
     def end_of(self, chat, i, prompt, whole, needed):
         """Where the messages before i end in the whole.  Errors: NotAPrefix, if it is needed."""
@@ -248,7 +304,7 @@ class Encoder:
             return None
         if not whole.startswith(part):
             if needed:
-                raise NotAPrefix(i, part, whole)
+                raise other_beginning(i, part, whole)
             return None
         return len(part)
 
@@ -264,7 +320,8 @@ class Encoder:
         for i, message in enumerate(chat.messages):
             if message["role"] == "assistant" and self.wanted(chat, i):
                 turn = Chat(chat.messages[: i + 1], [0] * i + [1], chat.tools)
-                text = self.chat.plain(turn.messages, chat.tools)
+                text, thoughtless = self.whole(turn.messages, chat.tools)
+                self.count_thoughtless(thoughtless)
                 begin = self.end_of(turn, i, True, text, True)
                 span = (begin, self.without_space(text, begin, len(text)))
                 begins = [(0, chat.messages[0]["role"]), (begin, "assistant")][0 if begin else 1 :]
@@ -289,8 +346,11 @@ class Encoder:
         # By way of an array: a third of the time that NumPy takes over a list.
         tokens = np.frombuffer(array("i", encoding.ids), np.int32)
         text, count = rendered.text, len(tokens)
+        if self.unknown is not None and (lost := np.count_nonzero(tokens == self.unknown)):
+            self.count("tokens that stand for what the tokenizer does not know", int(lost))
         if is_chat or rendered.sample.prompt:
-            loss = [span for b, e in rendered.loss if (span := tokens_of(encoding, text, b, e))]
+            spans = [tokens_of(encoding, text, b, e, self.special_ids) for b, e in rendered.loss]
+            loss = [span for span in spans if span]
         else:
             loss = [(0, count)]
         begins = [(first_token(encoding, text, b) if b else 0, r) for b, r in rendered.begins]
@@ -323,9 +383,12 @@ def first_token(encoding, text, position):
     return len(encoding)
 
 
-def tokens_of(encoding, text, begin, end):
+def tokens_of(encoding, text, begin, end, special):
     """Tokens that hold any of the characters [begin, end); None where there are none."""
     first, last = first_token(encoding, text, begin), first_token(encoding, text, end)
+    # A special token of the header stays its own, also where it takes white space behind it.
+    if first < len(encoding) and encoding.ids[first] in special:
+        first += encoding.token_to_chars(first)[0] < begin
     # A token may hold characters of both sides; then it belongs to the answer.
     while last < len(encoding) and (place := encoding.token_to_chars(last)) and place[0] < end:
         last += 1

@@ -1,6 +1,7 @@
 """Input files cut into pieces of a few MiB that workers read on their own, and the rows of a piece.
 
 The cuts depend on the files alone, never on the number of workers."""
+import codecs
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 from collections import namedtuple
 
 from errors import DataError, Unreadable
+from tools import of_table
 
 LONGEST_TEXT = 16 << 20  # a longer text file becomes several documents, cut at line ends
 STREAM_END = b"\xff" * 4 + bytes(4)  # of an Arrow stream
@@ -410,12 +412,15 @@ def line_rows(piece):
         while (at := stream.tell()) < piece.end:
             line = stream.readline()
             if line.strip():
-                yield (piece.path, at), parsed(line, at)
+                yield (piece.path, at), parsed(line)
 
 
-def parsed(raw, at):
+def parsed(raw):
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return Unreadable("no UTF-8 but UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
     try:
-        return json.loads(raw.removeprefix(b"\xef\xbb\xbf") if at == 0 else raw)
+        # Of bytes, json would guess the encoding of every line on its own.
+        return json.loads(raw.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         return Unreadable(f"no JSON: {error}")
 
@@ -424,7 +429,7 @@ def array_rows(piece):
     with open(piece.path, "rb") as stream:
         stream.seek(piece.begin)
         raw = stream.read(piece.end - piece.begin).strip(b" \t\r\n,")
-    found = parsed(b"[" + raw + b"]", piece.begin)
+    found = parsed(b"[" + raw + b"]")
     if isinstance(found, Unreadable):
         raise DataError(f"{piece.path}, from byte {piece.begin}: {found.reason}")
     for number, row in enumerate(found):
@@ -442,7 +447,8 @@ def text_rows(piece):
             text += stream.readline()
     if text:
         try:
-            row = {"text": text.decode("utf-8")}
+            decoded = text.decode("utf-8")
+            row = {"text": decoded if begin else decoded.removeprefix("\ufeff")}
         except UnicodeDecodeError as error:
             row = Unreadable(f"no UTF-8: {error.reason} at byte {begin + error.start}")
         yield (piece.path, f"byte {begin}"), row
@@ -454,7 +460,7 @@ def parquet_rows(piece):
     for batch in source.iter_batches(batch_size=256, row_groups=[piece.begin]):
         batch.validate(full=True)
         for row in batch.to_pylist():
-            yield (piece.path, f"row group {piece.begin}, row {number}"), row
+            yield (piece.path, f"row group {piece.begin}, row {number}"), of_table(row)
             number += 1
 
 
@@ -465,7 +471,7 @@ def arrow_rows(piece):
         if number >= piece.begin:
             batch.validate(full=True)
             for row, value in enumerate(batch.to_pylist()):
-                yield (piece.path, f"record batch {number}, row {row}"), value
+                yield (piece.path, f"record batch {number}, row {row}"), of_table(value)
 
 
 READERS = {

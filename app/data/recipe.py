@@ -5,11 +5,13 @@ import json
 import os
 import zlib
 
+import conversation
 import readers
 import template
 from errors import DataError, refuse_pointer
 
-VERSION = 3
+VERSION = 4
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def checksum(text):
@@ -59,17 +61,27 @@ def file_mark(path):
 
 
 def template_arguments(listed):
-    """NAME=VALUE as JSON, bare words as text."""
+    """NAME=VALUE as JSON, or as Python's words for it; other bare words as text."""
     made = {}
     for entry in listed:
         name, equal, value = entry.partition("=")
         if not equal or not name:
             raise DataError(f"--template-arg {entry}: expected NAME=VALUE")
-        try:
-            made[name] = json.loads(value)
+        if name in template.OWN_VALUES:
+            raise DataError(f"--template-arg {entry}: {name} is what the rows say")
+        try:  # False as a word would be true
+            made[name] = json.loads(PYTHON_WORDS.get(value, value))
         except ValueError:
             made[name] = value
     return made
+
+
+def roles(listed):
+    """Names of roles in the spelling that messages have."""
+    named = {conversation.role_of(name) for name in listed.split(",") if name.strip()}
+    if not named:
+        raise DataError("--loss-on names no role")
+    return sorted(named)
 
 
 def make(options, paths):
@@ -93,7 +105,7 @@ def make(options, paths):
         # Templates that print the day are the only ones whose output changes with it.
         "date": date if source and "strftime_now" in source else "2000-01-01",
         "key": options.key,
-        "loss_on": sorted(options.loss_on.split(",")),
+        "loss_on": roles(options.loss_on),
         "turns": options.turns,
         "pairs": options.pairs,
         "max_tokens": options.max_tokens,

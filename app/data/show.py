@@ -39,7 +39,8 @@ def sample_lines(file, number, tokenizer, colour, most):
     names = {v: k for k, v in h5py.check_enum_dtype(file["messages/role"].dtype).items()}
     roles = dict(zip(begins, (names[r] for r in file["messages/role"][first:last].tolist())))
     mask[:1] = [0]  # no token comes before the first, so nothing predicts it
-    loss = sum(int(m) for m in mask)
+    rest = file["loss_mask"][begin + count : end] if "loss_mask" in file else [1] * (end - begin)
+    loss = sum(mask) + int(sum(rest[: end - begin - count]))
     answer = ("chosen, ", "rejected, ")[number % 2] if file.attrs.get("pairs") else ""
     heading = (
         f"sample {number}, {answer}row {file['rows'][number]}: {end - begin} tokens, {loss} with"
@@ -60,6 +61,8 @@ def sample_lines(file, number, tokenizer, colour, most):
 
 
 def show(options):
+    if min(options.first, options.samples, options.tokens) < 0:
+        raise DataError("--first, --samples and --tokens must be at least 0")
     colour = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     try:
         file = h5py.File(options.file, "r")

@@ -13,6 +13,7 @@ from errors import DataError, RowError, refuse_pointer
 # Stand around what {% generation %} marks while a template renders; no text may hold them, since
 # Unicode gives them no character.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
+OWN_VALUES = ("messages", "tools", "add_generation_prompt")  # of every rendering
 # Stands between a template and the one that is for samples with tools.
 FOR_TOOLS = "\n{# For samples with tools: #}\n"
 
@@ -80,6 +81,14 @@ class ChatTemplate:
     def marks(self, tools):
         """Whether the template marks answers."""
         return "endgeneration" in self.sources[bool(tools)]
+
+    def reads_tools(self):
+        """Whether the template for samples with tools names them."""
+        return "tools" in self.sources[True]
+
+    def thinks(self, tools):
+        """Whether the template knows of thoughts."""
+        return "think>" in self.sources[bool(tools)]
 
     def render(self, messages, tools=None, prompt=False):
         """Text of the messages; prompt: with what comes before an answer."""
@@ -151,11 +160,23 @@ def find(folder, file=None):
 
 
 def read_template(path):
+    """The template of a file; also of a JSON file that holds it under chat_template."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read()
+        with open(path, encoding="utf-8-sig") as stream:
+            source = stream.read()
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: is a folder, not the file of a template") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: no UTF-8: {error.reason} at byte {error.start}") from error
+    refuse_pointer(path, source.encode())
+    if not path.endswith(".json"):
+        return source
+    held = read_json(path).get("chat_template")
+    if not isinstance(held, str):
+        raise DataError(f"{path}: no text is under chat_template")
+    return held
 
 
 def template_files(folder):

@@ -10,17 +10,22 @@ import signal
 import sys
 import time
 
+import numpy as np
+
 import readers
 import recipe as recipes
 import template
-from conversation import pair, sample
+from conversation import SameAnswers, pair, sample
 from cutting import Cutter
 from errors import DataError, RowError, Unreadable
-from masks import Encoder
+from masks import Encoder, NotAPrefix
 from shards import ShardWriter
 
 # Samples encoded at once: enough to pay for the call, few enough to need little memory.
 BLOCK_SAMPLES, BLOCK_CHARACTERS = 256, 1 << 19
+
+# Such a pair's gradient is 0.
+SAME = "pairs left out because both answers are the same"
 
 STATE = {}  # of a worker process
 
@@ -40,6 +45,11 @@ def start(recipe, folder, parent):
         STATE["cutter"] = cutter_of(recipe)
     except DataError as error:  # told by the first shard: the pool hides what ends a start
         STATE["error"] = error
+    except Exception as error:  # of settings in shapes that nothing here foresees
+        STATE["error"] = DataError(
+            f"{recipe['tokenizer']}: its tokenizer cannot be made ({type(error).__name__}:"
+            f" {error}); is a file of it damaged?"
+        )
 
 
 def loaded_tokenizer(folder):
@@ -155,13 +165,23 @@ def shard(number, group):
 
 
 def rendered_row(value, key):
-    """What is encoded of a row; of a pair the chosen answer, then the rejected one."""
+    """What is encoded of a row; of a pair the chosen answer, then the rejected one, and None where
+    they are the same."""
     encoder = STATE["cutter"].encoder
     if isinstance(value, Unreadable):
         raise RowError(value.reason)
     if not STATE["recipe"]["pairs"]:
         return encoder.rendered(sample(value, key))
-    return [encoder.rendered(answer)[0] for answer in pair(value)]
+    try:
+        return [encoder.rendered(answer)[0] for answer in pair(value)]
+    except SameAnswers:
+        encoder.count(SAME)
+        return None
+    except NotAPrefix as error:
+        raise RowError(
+            f"{error.reason}; pairs need a template that renders an answer alike whatever follows"
+            " (--chat-template FILE), or answers of one message"
+        ) from error
 
 
 def write(writer, block):
@@ -178,6 +198,9 @@ def write(writer, block):
         documents = checked(where, fitted) or []
         if STATE["recipe"]["pairs"] and len(documents) != 2:
             cutter.count("pairs left out")
+            continue
+        if STATE["recipe"]["pairs"] and np.array_equal(*(d.tokens for d in documents)):
+            cutter.count(SAME)  # as rendered, or as cut
             continue
         made += [(document, row) for document in documents]
     writer.add(made)
