@@ -365,7 +365,7 @@ void trace_rows(Schema& schema) {
       .key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
            "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
            "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "
-           "not cut, on the host backend); 0: none")
+           "not cut); 0: none")
       .when(pattern, PatternKind::vertical_slash);
 }
 

@@ -49,13 +49,15 @@ Tensor observe_rows(SlashScores& scores, const AttentionInputs& in, const RingJo
   return q;
 }
 
+bool VerticalSlashSource::records() const {
+  return recorder_ != nullptr && carry_ == nullptr && options_.indexes_every > 0 &&
+         recorder_->context.step >= 0 && recorder_->context.step % options_.indexes_every == 0;
+}
+
 void VerticalSlashSource::record(int layer, int heads,
                                  const std::vector<SlashStretch>& chosen) const {
-  if (recorder_ == nullptr || options_.indexes_every == 0 || recorder_->context.step < 0 ||
-      recorder_->context.step % options_.indexes_every != 0)
-    return;
   for (int s = 0; s < axis_.segments(); ++s)
-    for (int h = 0; h < heads && axis_.count[s] > 0 && carry_ == nullptr; ++h) {
+    for (int h = 0; h < heads && axis_.count[s] > 0; ++h) {
       IndexRow row;
       row.layer = layer;
       row.head = sp_.rank() * heads + h;
@@ -80,12 +82,13 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
   }
   Built built;
   SlashCounts counts;
+  counts.keeps_chosen = records();
   if (carry_ != nullptr && options_.causal()) {
     const auto before = carry_->find({in.layer, axes().first_query.front()});
     if (before != carry_->end()) counts.carried = before->second;
   }
   built.shards = scores_->build(heads, static_cast<int>(in.k.size(1)), budget, counts);
-  record(in.layer, heads, counts.chosen);
+  if (counts.keeps_chosen) record(in.layer, heads, counts.chosen);
   if (!counts.carried.empty())
     (*carry_)[{in.layer, windows.windows.back().end}] = std::move(counts.carried);
   double queries = 0;

@@ -23,7 +23,9 @@ class VerticalSlashSource final : public PatternSource {
   SlashSetup setup() const;
   /// Puts sampled queries of each segment in place of its last ones, for a BudgetPolicy.
   void sample_rows(std::vector<SlashWindow>& windows) const;
-  /// Hands the recorder the choice, of samples that are not cut.
+  /// Whether this step's choices are stored: of samples that are not cut.
+  bool records() const;
+  /// Hands the recorder the choice.
   void record(int layer, int heads, const std::vector<SlashStretch>& chosen) const;
   std::unique_ptr<SlashScores> scores_;
 };

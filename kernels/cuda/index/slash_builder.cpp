@@ -311,6 +311,24 @@ struct SlashBuilder::Lists {
     counts.cut.resize(static_cast<std::size_t>(lists));
     for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
   }
+  /// What each list holds, once counted; the host waits for it.
+  void keep(SlashCounts& counts, const Arrays& a, int heads) const {
+    const Tensor found = entries.to(host_device());
+    const std::int32_t *slash = found.data<std::int32_t>(),
+                       *column = slash + std::int64_t{heads} * a.slots;
+    for (int s = 0; s < a.segments; ++s) {
+      if (a.keys[s] == 0) continue;
+      SlashStretch& stretch = counts.chosen.emplace_back();
+      stretch.segment = s;
+      for (int h = 0; h < heads; ++h) {
+        const std::int64_t slot = std::int64_t{h} * a.slots + a.segment_slot[s];
+        const std::size_t list = static_cast<std::size_t>(h * a.segments + s);
+        VerticalSlash& head = stretch.heads.emplace_back();
+        head.slashes.assign(slash + slot, slash + slot + counts.slashes[list]);
+        head.columns.assign(column + slot * kBlock, column + slot * kBlock + counts.columns[list]);
+      }
+    }
+  }
 };
 
 SlashBuilder::Lists SlashBuilder::choose(const Tensor& mass_in, int q_heads, const Tensor& most,
@@ -393,6 +411,7 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass, int q_heads, 
   }
 
   lists.count(counts);
+  if (counts.keeps_chosen) lists.keep(counts, a, q_heads);
   const Tensor sums = pairs.to(host_device());
   std::vector<AttentionWork> built;
   for (std::size_t k = 0; k < placed.size(); ++k) {

@@ -156,6 +156,50 @@ TEST_F(CudaPatterns, CoverageOfRandomQAndKIsTheHostsWithinRounding) {
   }
 }
 
+TEST_F(CudaPatterns, IndexesThatAreStoredAreTheHosts) {
+  const Spread spread({2000, 90, 0, 700}, LayoutKind::contiguous, 1, kBlock);
+  AttentionOptions options;
+  options.pattern = PatternKind::vertical_slash;
+  options.max_columns = 300;
+  options.indexes_every = 5;
+  const Tensor q = random({spread.rows(), kHeads, 64}, 1.5),
+               k = random({spread.rows(), kKvHeads, 64});
+  const auto stored = [&](bool on_gpu, int step) {
+    Recorder recorder;
+    recorder.enabled = true;
+    recorder.context.step = step;
+    const auto source = pattern_source(Communicator(), spread.axes[0], options, nullptr, &recorder);
+    AttentionInputs in;
+    const Tensor q_rows = spread.take(q, spread.axes[0].queries),
+                 k_rows = spread.take(k, spread.axes[0].queries);
+    in.q = on_gpu ? to_gpu(q_rows, DType::bf16) : as_f32(q_rows);
+    in.k = in.v = on_gpu ? to_gpu(k_rows, DType::bf16) : as_f32(k_rows);
+    in.scale = 0.125;
+    source->shards(in);
+    return recorder.take_indexes();
+  };
+  EXPECT_TRUE(stored(true, 4).empty());
+  const std::vector<IndexRow> host = stored(false, 10), found = stored(true, 10);
+  ASSERT_EQ(found.size(), 3u * kHeads);
+  ASSERT_EQ(found.size(), host.size());
+  std::size_t all = 0, shared = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].head, host[i].head);
+    EXPECT_EQ(found[i].tokens, host[i].tokens);
+    ASSERT_EQ(found[i].stretches.size(), 1u);
+    ASSERT_EQ(host[i].stretches.size(), 1u);
+    const auto count = [&](const auto& a, const auto& b) {
+      EXPECT_TRUE(std::is_sorted(b.begin(), b.end()));
+      for (const auto x : a) shared += std::binary_search(b.begin(), b.end(), x);
+      all += std::max(a.size(), b.size());
+    };
+    count(host[i].stretches[0].slashes, found[i].stretches[0].slashes);
+    count(host[i].stretches[0].columns, found[i].stretches[0].columns);
+  }
+  EXPECT_GT(all, 1000u);
+  EXPECT_GE(static_cast<double>(shared), 0.99 * static_cast<double>(all)) << "ties aside";
+}
+
 TEST_F(CudaPatterns, HeadsThatDifferChooseWhatTheHostChooses) {
   const Spread spread({2000, 50, 500, 0, 130}, LayoutKind::contiguous, 1, kBlock);
   for (const char* pattern : {"by_head", "flexprefill"}) {
