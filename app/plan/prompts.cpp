@@ -43,11 +43,12 @@ void refuse_prompts_beyond_groups(const Config& config, std::span<const std::int
   if (groups.empty() || config.batching.method != Batching::hbp || lengths.empty()) return;
   const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end()),
                      written = config.eval.generate.tokens;
-  require(longest + written - 1 <= groups.back(),
-          "eval.generate_tokens = {}: with the longest prompt, of {} tokens, that is more than the "
-          "longest group's {} (batching.groups) hold; generate fewer, shorten the prompts "
-          "(eval.generate_prefix_tokens), or add a group",
-          written, longest, groups.back());
+  require(
+      longest + written - 1 <= groups.back(),
+      "eval.generate_tokens = {}: with the longest prompt, of {} tokens, that is more than the "
+      "longest group's {} (batching.groups) hold; generate fewer, shorten the prompts, or add a "
+      "group",
+      written, longest, groups.back());
 }
 
 }  // namespace ballast

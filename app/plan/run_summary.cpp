@@ -340,7 +340,10 @@ nlohmann::ordered_json model_json(const ModelShape& model) {
           {"query_heads", model.query_heads},
           {"kv_heads", model.kv_heads},
           {"head_dim", model.head_dim},
-          {"vocabulary", model.vocabulary}};
+          {"vocabulary", model.vocabulary},
+          {"qkv_bias", model.qkv_bias},
+          {"qk_norm", model.qk_norm},
+          {"tied_embedding", model.tied_embedding}};
 }
 
 nlohmann::ordered_json ranks_json(const CheckFacts& facts) {

@@ -84,7 +84,10 @@ void RunFolder::leave_word(std::int64_t step, const std::string& checkpoint,
                            const std::string& why) const {
   std::ifstream stream(status_file());
   const auto said = nlohmann::json::parse(stream, nullptr, false);
-  if (!said.is_object() || said.value("state", "") != "failed")
+  if (said.is_object() && said.value("state", "") == "failed") return;
+  if (checkpoint.empty() && said.is_object())  // while a run starts, its last session's hold
+    write("failed", said.value("step", step), said.value("checkpoint", ""), why);
+  else
     write("failed", step, checkpoint, why);
 }
 

@@ -24,7 +24,8 @@ class RunFolder {
   void write_status(const std::string& state, std::int64_t step, const std::string& checkpoint,
                     const std::string& why = "");
 
-  /// The word `failed` of a rank that ends the run alone; the first such rank's stays.
+  /// The word `failed` of a rank that ends the run alone, unless another rank has left it.  Without
+  /// a checkpoint step and checkpoint stay those that the file names.
   void leave_word(std::int64_t step, const std::string& checkpoint, const std::string& why) const;
 
   const std::string& path() const { return path_; }

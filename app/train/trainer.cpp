@@ -19,7 +19,6 @@
 #include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/clock_alignment.hpp"
 #include "parallel/comm/signals.hpp"
-#include "parallel/comm/waits.hpp"
 
 namespace ballast {
 namespace {
@@ -39,6 +38,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
       overheads_(config.dst.enabled, balances_by_weight(config.batching.method)),
       sinks_([this](const std::string& text) { log_.comment(text); }) {
+  const LastWords last_words = leaves_word();
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
@@ -73,6 +73,9 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   checkpoints_.emplace(session_, optimizer_, checkpoint_options(), restored,
                        [this](const std::string& text) { log_.comment(text); });
   write_header(restored, train_step_.table_notes());
+  if (config.trace.recall_drift && session_.options.attention.sparse() &&
+      session_.device.space() != Space::host)
+    log_.comment("trace.recall_drift: drift is measured on the host backend alone");
   tell_status();
 }
 
@@ -186,14 +189,18 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
     log_.comment("no checkpoint to continue: starts from the beginning");
 }
 
+LastWords Trainer::leaves_word() {
+  return LastWords([this](const std::string& why) {
+    folder_.leave_word(state_.step, checkpoints_ ? checkpoints_->newest() : "", why);
+  });
+}
+
 int Trainer::run() {
   const std::int64_t steps = session_.config.run.steps,
                      every = session_.config.checkpoint.every_steps,
                      validate_every = session_.config.eval.every_steps;
   StopReason stop = StopReason::none;
-  const LastWords last_words([this](const std::string& why) {
-    folder_.leave_word(state_.step, checkpoints_->newest(), why);
-  });
+  const LastWords last_words = leaves_word();
   while (state_.step < steps && stop == StopReason::none) {
     step();
     const bool validates = validate_every > 0 && state_.step % validate_every == 0 &&

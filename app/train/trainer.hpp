@@ -21,6 +21,7 @@
 #include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
 #include "parallel/comm/signals.hpp"
+#include "parallel/comm/waits.hpp"
 #include "parallel/optimizer/zero.hpp"
 
 namespace ballast {
@@ -45,6 +46,8 @@ class Trainer {
   void note_failure(const std::string& why);
 
  private:
+  /// While it lives, a rank that ends the run alone says so in status.json.
+  LastWords leaves_word();
   Checkpoints::Options checkpoint_options() const;
   void open_trace();
   void open_sinks();

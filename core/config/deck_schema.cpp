@@ -47,7 +47,7 @@ std::span<const BlockSpec> deck_blocks() {
   static const std::vector<BlockSpec> blocks = {
       {"run", "the run as a whole"},
       {"mesh", "degrees of the rank mesh; their product is the number of ranks"},
-      {"model", "decoder-only Transformer as in Qwen2.5 and Llama 3"},
+      {"model", "decoder-only Transformer as in Qwen2.5, Qwen3 and Llama 3"},
       {"data", "samples"},
       {"batching", "which samples form a step, and how they share micro-batches"},
       {"chunk", "dependent chunks of long samples (batching.method = \"chunkflow\")"},

@@ -29,7 +29,7 @@ ModelShape qwen3(const char* name, std::int64_t layers, std::int64_t hidden,
           .tied_embedding = tied_embedding,
           .rms_eps = 1e-6,
           .rope_theta = 1e6,
-          .original_context = 40960};
+          .original_context = 32768};  // YaRN's, by the models' cards; 8,192 more are for answers
 }
 
 /// Shapes as published in the models' config.json files.

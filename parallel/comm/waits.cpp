@@ -240,7 +240,7 @@ void fail_here(const std::string& message) {
   // Rank 0's abort ends the others while they wait here, so that a mistake that all share is
   // printed once.
   if (Communicator::world().rank() != 0)
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::this_thread::sleep_for(std::chrono::milliseconds(g_last_words ? 1000 : 300));
   say_last(message);
   abort_all();
 }

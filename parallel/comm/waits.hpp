@@ -36,8 +36,9 @@ void watch_gpu_waits();
 /// Throws Error for an MPI return code other than MPI_SUCCESS.
 void check_mpi(int code, const char* what);
 
-/// What a rank does last that ends the run alone (fail_here, a wait without progress): `words` gets
-/// what it prints, in a thread of its own that has two seconds, for storage may be what hangs.
+/// While it lives: what a rank does last that ends the run alone (fail_here, a wait without
+/// progress): `words` gets what it prints, in a thread of its own that has two seconds, for storage
+/// may be what hangs.
 class LastWords {
  public:
   explicit LastWords(std::function<void(const std::string&)> words);

@@ -149,6 +149,7 @@ __device__ void for_queries(const RecallRows& x, const RecallScan& scan, const K
 
 /// Raises a float that other threads raise too.
 __device__ void raise(float* to, float value) {
+  value += 0.0f;  // -0 as 0: their order as integers is another
   if (value >= 0)
     atomicMax(reinterpret_cast<int*>(to), __float_as_int(value));
   else
