@@ -2,22 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <vector>
 
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
+#include "kernels/ops/reciprocal_rms.hpp"
 #include "kernels/ops/rope.hpp"
 
 namespace ballast {
 namespace host {
 namespace {
-
-template <class T>
-T reciprocal_rms(const T* x, std::int64_t n, double eps) {
-  const double squares = lane_sum<T>(n, [x](std::int64_t j) { return x[j] * x[j]; });
-  return static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(n) + eps));
-}
 
 template <class T>
 void forward(const Tensor& x_, std::int64_t query_heads, const QkNormWeights& weights,

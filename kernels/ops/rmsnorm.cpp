@@ -1,20 +1,14 @@
 #include "kernels/ops/rmsnorm.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
+#include "kernels/ops/reciprocal_rms.hpp"
 
 namespace ballast {
 namespace host {
 namespace {
-
-template <class T>
-T reciprocal_rms(const T* x, std::int64_t n, double eps) {
-  const double squares = lane_sum<T>(n, [x](std::int64_t j) { return x[j] * x[j]; });
-  return static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(n) + eps));
-}
 
 // The one place that computes y: forward and recomputation must agree bit for bit.
 template <class T>

@@ -3,6 +3,7 @@
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/ops/rope.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
+#include "kernels/cuda/runtime/reduce.cuh"
 
 namespace ballast::cuda {
 namespace {
@@ -12,13 +13,6 @@ struct HeadGradients {
   const float *cos, *sin;  ///< [tokens, dim / 2]
   int q_width, kv_width, dim;
 };
-
-__device__ void load_eight(const float* from, float (&to)[kColumns]) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0],
-               high = reinterpret_cast<const float4*>(from)[1];
-  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-}
 
 /// A head lies within a tile, so a pair's other half and one of its angle's two numbers come from
 /// a lane of the same row.

@@ -15,7 +15,6 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMaxDim = 256;
 constexpr int kHeads = 2;                              // of a token that a group of lanes takes
-constexpr int kMultiprocessors = 132;                  // an H200's
 constexpr int kBackwardBlocks = 2 * kMultiprocessors;  // each with a partial sum of the weights'
 
 /// Eight columns of each half of a head.
@@ -23,12 +22,6 @@ struct Halves {
   float low[8], high[8];
 };
 
-__device__ void load_eight(const float* from, float (&to)[8]) {
-  const float4 a = reinterpret_cast<const float4*>(from)[0],
-               b = reinterpret_cast<const float4*>(from)[1];
-  to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
-  to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-}
 __device__ Halves load_halves(const float* head, int half) {
   Halves h;
   load_eight(head, h.low);

@@ -16,7 +16,6 @@ constexpr int kMaxGroup = 512;
 constexpr int kMaxWidth = kMaxGroup * kPacks * 8;
 constexpr int kRecomputeThreads = 512;
 constexpr int kBackwardThreads = 512;                     // a multiprocessor
-constexpr int kMultiprocessors = 132;                     // an H200's
 constexpr int kMaxBackwardBlocks = 2 * kMultiprocessors;  // each with a partial sum of d_weight
 
 /// The kGroup threads of a row: a place in the group, and sums over it in a fixed order.

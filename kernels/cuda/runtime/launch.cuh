@@ -8,6 +8,8 @@
 
 namespace ballast::cuda {
 
+inline constexpr int kMultiprocessors = 132;  // an H200's
+
 /// What every kernel that `launch` starts does first: until all work before it is done and seen.
 __device__ inline void await_earlier_work() {
 #if __CUDA_ARCH__ >= 900

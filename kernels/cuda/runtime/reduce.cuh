@@ -40,6 +40,14 @@ __device__ inline float block_max(float x, float* scratch) {
   return best;
 }
 
+/// Eight values in two accesses; `from` lies at a multiple of 16 bytes.
+__device__ inline void load_eight(const float* from, float (&to)[8]) {
+  const float4 a = reinterpret_cast<const float4*>(from)[0],
+               b = reinterpret_cast<const float4*>(from)[1];
+  to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+  to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+}
+
 /// Eight bf16 values as one 16-byte access.
 struct alignas(16) Pack8 {
   __nv_bfloat162 v[4];
