@@ -27,6 +27,7 @@ double rank_bytes(const Config& config, const RunOptions& options, std::int64_t 
   in.replicas = mesh.replicas();
   in.zero = config.optimizer.zero;
   in.bf16_moments = config.optimizer.bf16_moments();
+  in.bf16_gradients = config.optimizer.bf16_gradients();
   in.type = config.run.type();
   in.fp8 = config.run.fp8();
   in.recompute = {Recompute::full, layers};

@@ -42,20 +42,21 @@ std::map<std::string, std::string> groups_made_for(const Config& config) {
   const ModelShape model = model_shape(config);
   const MeshShape mesh = config.mesh;
   const double limit = config.batching.select_memory_gib;
-  return {
-      {"model",
-       fmt::format(
-           "{} layers, vocabulary {}{}", model.layers, model.vocabulary,
-           model.lora.rank > 0 ? fmt::format(", adapters of rank {}", model.lora.rank) : "")},
-      {"data", data_text(config)},
-      {"ranks", fmt::format("mesh.dp {}, mesh.cp {}", mesh.dp, mesh.cp())},
-      {"memory", fmt::format("batching.select_memory_gib {}, optimizer.zero {}{}",
-                             limit > 0 ? fmt::format("{}", limit) : "none", config.optimizer.zero,
-                             config.optimizer.bf16_moments() ? ", optimizer.moments bf16" : "")},
-      {"attention", name(config.attention.pattern)},
-      {"tried", fmt::format("batching.select_lengths {}, select_ranks {}",
-                            to_text(config.batching.select_lengths),
-                            to_text(config.batching.select_ranks))}};
+  return {{"model",
+           fmt::format(
+               "{} layers, vocabulary {}{}", model.layers, model.vocabulary,
+               model.lora.rank > 0 ? fmt::format(", adapters of rank {}", model.lora.rank) : "")},
+          {"data", data_text(config)},
+          {"ranks", fmt::format("mesh.dp {}, mesh.cp {}", mesh.dp, mesh.cp())},
+          {"memory",
+           fmt::format("batching.select_memory_gib {}, optimizer.zero {}{}{}",
+                       limit > 0 ? fmt::format("{}", limit) : "none", config.optimizer.zero,
+                       config.optimizer.bf16_moments() ? ", optimizer.moments bf16" : "",
+                       config.optimizer.bf16_gradients() ? ", optimizer.gradients bf16" : "")},
+          {"attention", name(config.attention.pattern)},
+          {"tried", fmt::format("batching.select_lengths {}, select_ranks {}",
+                                to_text(config.batching.select_lengths),
+                                to_text(config.batching.select_ranks))}};
 }
 
 void store_groups(const Config& config, const std::vector<PackGroup>& groups) {

@@ -129,7 +129,7 @@ void dump_gradients(const std::string& file, Session& session, ShardedOptimizer&
     attempt([&] { writer.emplace(file, tensors, "F32"); });
     std::vector<float> values;
     const auto take = [&](const Parameter& p, const Tensor& gradient) {
-      pass_pieces(session, p, gradient, session.parameters.gradient_type(), writes,
+      pass_pieces(session, p, gradient, session.parameters.sum_type(), writes,
                   [&](const Tensor& piece) {
                     attempt([&] {
                       dispatch_float(piece.dtype(), [&](auto t) {

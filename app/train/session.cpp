@@ -97,7 +97,7 @@ Session::Session(const Communicator& world, const Config& config_)
       window(options.window),
       stage(stored_stage(config, options, mesh.at.pp)),
       parameters(stage.table, backend.dtype, device, mesh.replica.size(), bucket_bytes(config),
-                 config.optimizer.zero < 2),
+                 config.optimizer.zero < 2, config.optimizer.bf16_gradients()),
       model(options.model, options.layer_begin[mesh.at.pp], stage_end(options, mesh.at.pp),
             parameters, config.recompute, &recorder, config.model.head_chunk_tokens,
             config.run.fp8()),

@@ -176,11 +176,14 @@ struct OptimizerConfig {
   double momentum = 0.95, update_rms = 0.2;
   bool nesterov = true;
   int newton_schulz_steps = 5;
-  MomentPrecision moments = MomentPrecision::full;
+  StatePrecision moments = StatePrecision::full, gradients = StatePrecision::full;
   int zero = 1;
   std::int64_t bucket_bytes = std::int64_t{128} << 20;
   bool bf16_moments() const {
-    return kind == OptimizerKind::adamw && moments == MomentPrecision::bf16;
+    return kind == OptimizerKind::adamw && moments == StatePrecision::bf16;
+  }
+  bool bf16_gradients() const {
+    return kind == OptimizerKind::adamw && gradients == StatePrecision::bf16;
   }
 };
 

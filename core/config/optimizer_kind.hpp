@@ -1,4 +1,4 @@
-// The optimizers that a deck can choose, and in what they keep their moments.
+// The optimizers that a deck can choose, and in what they keep moments and gradients.
 #pragma once
 #include "core/base/enum_names.hpp"
 
@@ -11,12 +11,12 @@ struct EnumNames<OptimizerKind> {
       {{OptimizerKind::adamw, "adamw"}, {OptimizerKind::muon, "muon"}}};
 };
 
-/// full: as gradients (fp32; fp64 under run.precision = "fp64").
-enum class MomentPrecision { full, bf16 };
+/// full: as master weights (fp32; fp64 under run.precision = "fp64").
+enum class StatePrecision { full, bf16 };
 template <>
-struct EnumNames<MomentPrecision> {
-  static constexpr EnumTable<MomentPrecision, 2> table{
-      {{MomentPrecision::full, "full"}, {MomentPrecision::bf16, "bf16"}}};
+struct EnumNames<StatePrecision> {
+  static constexpr EnumTable<StatePrecision, 2> table{
+      {{StatePrecision::full, "full"}, {StatePrecision::bf16, "bf16"}}};
 };
 
 }  // namespace ballast

@@ -58,6 +58,8 @@ WorkShape work_shape(const Config& config) {
   work.fp8 = config.run.fp8();
   work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
   work.moment_bytes = config.optimizer.bf16_moments() ? 2 : 4;
+  work.bf16_gradients = config.optimizer.bf16_gradients();
+  work.gradient_shards = config.optimizer.zero == 2;
   work.block_tokens = budget_block_tokens(config);
   work.ranks_per_node = config.mesh.ranks_per_node;
   return work;
@@ -206,6 +208,13 @@ std::int64_t dense_keys(const Config& config, const AttentionOptions& attention)
   return keys_taken(most, attention.moba_block);
 }
 
+/// StageMemory::overlap_bytes of a stage that has a copy of the embedding.
+std::int64_t tied_overlap_bytes(const StageMemory& stage) {
+  const std::int64_t elements = stage.model.vocabulary * stage.model.hidden,
+                     held = stage.zero == 0 ? elements : elements / stage.replicas;
+  return held * (stage.bf16_gradients && stage.zero < 2 ? 2 : stage.type == DType::f64 ? 8 : 4);
+}
+
 }  // namespace
 
 std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options) {
@@ -222,6 +231,7 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     in.replicas = options.mesh.replicas();
     in.zero = config.optimizer.zero;
     in.bf16_moments = config.optimizer.bf16_moments();
+    in.bf16_gradients = config.optimizer.bf16_gradients();
     in.type = config.run.type();
     in.fp8 = config.run.fp8();
     in.recompute = config.recompute;
@@ -244,6 +254,9 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     StageMemory& in = stages[static_cast<std::size_t>(p.stage)];
     (p.trainable ? in.parameters : in.frozen) += p.numel();
   }
+  if (stages.size() > 1 && local.tied_embedding && !local.lora.enabled())
+    for (StageMemory* in : {&stages.front(), &stages.back()})
+      in->overlap_bytes = tied_overlap_bytes(*in);
   const std::vector<std::vector<Parameter>> trainable = stage_trainables(config, options);
   for (std::size_t s = 0; s < stages.size(); ++s)
     stages[s].buckets = parameter_buckets(trainable[s], bucket_bytes(config));

@@ -85,10 +85,15 @@ void optimizer_rows(Schema& schema) {
   optimizer.key("beta1", &OptimizerConfig::beta1, "", up_to(0, 1), "decay of the first moment");
   optimizer.key("beta2", &OptimizerConfig::beta2, "", up_to(0, 1), "decay of the second moment");
   optimizer
-      .key(
-          "moments", &OptimizerConfig::moments,
-          "full: both moments in the precision of gradients; bf16: half of that, rounded by chance "
-          "so that they do not stand still; weights and gradients stay full")
+      .key("moments", &OptimizerConfig::moments,
+           "full: both moments in the precision of master weights; bf16: half of that, rounded by "
+           "chance so that they do not stand still; master weights stay full")
+      .when(kind, OptimizerKind::adamw);
+  optimizer
+      .key("gradients", &OptimizerConfig::gradients,
+           "full: gradients are kept and summed in the precision of master weights; bf16: in half "
+           "of that, each micro-batch's sum rounded to nearest, as are sums over ranks; shards of "
+           "zero = 2 stay full")
       .when(kind, OptimizerKind::adamw);
   optimizer.key("eps", &OptimizerConfig::eps, "", above(0), "epsilon of AdamW");
   optimizer

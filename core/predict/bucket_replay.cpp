@@ -33,7 +33,8 @@ void BucketReplay::hold_state(std::int64_t value_bytes) {
   if (stage_.fp8)
     ledger_.add(MemoryCategory::parameters,
                 stage_.layers * fp8_weight_bytes(stage_.model, stage_.host));
-  ledger_.add(MemoryCategory::gradients, (stage_.zero == 2 ? own : padded) * element_bytes_);
+  ledger_.add(MemoryCategory::gradients,
+              stage_.zero == 2 ? own * element_bytes_ : padded * gradient_bytes());
   // Two moments, of Muon's elements one, and master weights.
   const std::int64_t moments = 2 * owned - heaviest(stage_.muon).elements,
                      moment_bytes = stage_.bf16_moments ? 2 : element_bytes_;
@@ -44,7 +45,7 @@ void BucketReplay::hold_state(std::int64_t value_bytes) {
 void BucketReplay::add(std::size_t bucket) {
   if (stage_.zero < 2 || gradients_.count(bucket) != 0) return;
   gradients_.emplace(bucket, Held(ledger_, MemoryCategory::gradients,
-                                  slice(buckets_[bucket]) * stage_.replicas * element_bytes_));
+                                  slice(buckets_[bucket]) * stage_.replicas * gradient_bytes()));
 }
 
 void BucketReplay::add_layer(std::int64_t layer) {
@@ -66,7 +67,7 @@ void BucketReplay::add_embedding() {
 void BucketReplay::start_reduction(std::size_t bucket) {
   if (stage_.zero == 2) finish_reductions();
   add(bucket);  // with zeros where nobody has added
-  const std::int64_t bytes = slice(buckets_[bucket]) * stage_.replicas * element_bytes_;
+  const std::int64_t bytes = slice(buckets_[bucket]) * stage_.replicas * gradient_bytes();
   if (stage_.zero == 2) reduced_.push_back(std::move(gradients_.extract(bucket).mapped()));
   if (!stage_.host || stage_.replicas == 1) return;
   if (received_bytes_ + bytes <= kReductionBytes) {

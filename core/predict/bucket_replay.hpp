@@ -12,7 +12,7 @@ namespace ballast {
 
 class BucketReplay {
  public:
-  /// `element_bytes`: of a gradient.
+  /// `element_bytes`: of a master weight, and of what is kept in full.
   BucketReplay(const StageMemory& stage, Ledger& ledger, std::int64_t element_bytes);
 
   /// Values of `value_bytes` an element, gradients and optimizer state, which stay.
@@ -30,6 +30,7 @@ class BucketReplay {
  private:
   std::int64_t slice(const ParameterBucket& bucket) const;
   std::int64_t shard() const;  ///< elements of a rank's slices
+  std::int64_t gradient_bytes() const { return stage_.bf16_gradients ? 2 : element_bytes_; }
   /// ZeRO 2: a bucket's gradients exist from the first contribution until they are reduced.
   void add(std::size_t bucket);
   void start_reduction(std::size_t bucket);

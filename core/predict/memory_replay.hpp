@@ -29,6 +29,7 @@ struct StageMemory {
   int replicas = 1;                      ///< ranks that hold the same parameters
   int zero = 0;                          ///< optimizer.zero
   bool bf16_moments = false;             ///< optimizer.moments
+  bool bf16_gradients = false;           ///< optimizer.gradients
   DType type = DType::f32;               ///< of parameter values and activations
   bool fp8 = false;                      ///< products of layers' matrices round their operands
   RecomputeOptions recompute;

@@ -199,7 +199,8 @@ double RateCosts::collective(const Collective& of, double bytes, double passes) 
 }
 
 double RateCosts::reduce(const Collective& sum) const {
-  const double element = static_cast<double>(std::max<std::int64_t>(4, work_.element_bytes));
+  const std::int64_t full = std::max<std::int64_t>(4, work_.element_bytes);
+  const auto element = static_cast<double>(work_.bf16_gradients ? 2 : full);
   return collective(sum, element * static_cast<double>(sum.elements), sum.scattered ? 1 : 2);
 }
 
@@ -210,7 +211,8 @@ double RateCosts::gather(const Collective& all) const {
 double RateCosts::optimizer(std::int64_t elements) const {
   // Gradient, two moments and the master weight are read, all but the gradient written, and the
   // value.
-  const std::int64_t bytes = 3 * 4 + 4 * work_.moment_bytes + work_.element_bytes;
+  const std::int64_t gradient = work_.bf16_gradients && !work_.gradient_shards ? 2 : 4,
+                     bytes = gradient + 2 * 4 + 4 * work_.moment_bytes + work_.element_bytes;
   return static_cast<double>(elements) * static_cast<double>(bytes) / rates_.memory_bytes;
 }
 

@@ -31,6 +31,8 @@ struct WorkShape {
   bool fp8 = false;                ///< layers' matrices multiply in FP8
   std::int64_t element_bytes = 2;  ///< of activations and parameter values
   std::int64_t moment_bytes = 4;   ///< of each of the optimizer's moments
+  bool bf16_gradients = false;     ///< as they are kept and travel
+  bool gradient_shards = false;    ///< optimizer.zero = 2: their sums are fp32
   std::int64_t block_tokens = 64;  ///< tokens of the key blocks that budgets count
   int ranks_per_node = 0;          ///< 0: 8
 };

@@ -56,7 +56,8 @@ struct GradientStore {
 };
 
 Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
-                       std::int64_t pad_to, std::int64_t bucket_bytes, bool whole_gradients)
+                       std::int64_t pad_to, std::int64_t bucket_bytes, bool whole_gradients,
+                       bool bf16_gradients)
     : table_(std::move(table)) {
   require(pad_to >= 1, "parameters cannot be padded to a multiple of {}", pad_to);
   require(type == DType::f32 || type == DType::f64 ||
@@ -87,6 +88,7 @@ Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
     dense += bucket.elements;
   }
   values_ = Tensor::zeros({frozen_ + padded}, type, device, MemoryCategory::parameters);
+  gradient_type_ = bf16_gradients ? DType::bf16 : sum_type();
   if (whole_gradients)
     gradients_ = Tensor::zeros({padded}, gradient_type(), device, MemoryCategory::gradients);
   store_ = std::make_shared<GradientStore>();

@@ -46,19 +46,21 @@ struct StoredBucket {
   std::int64_t size() const { return end - begin; }
 };
 
-/// Values in the compute dtype (f32 or f64 on the host, bf16 on CUDA), gradients in f32 (f64 when
-/// values are f64).  Parameters lie back to back in table order, so neighbours such as q, k, v form
-/// one matrix; the end of every bucket is padded with zeros to a multiple of `pad_to` elements, so
-/// that each divides over optimizer shards.  Frozen parameters (Parameter::trainable) come first
-/// and have values alone: gradients, optimizer and checkpoints know only what follows them, the
+/// Values in the compute dtype (f32 or f64 on the host, bf16 on CUDA), gradients in sum_type() or
+/// in bf16.  Parameters lie back to back in table order, so neighbours such as q, k, v form one
+/// matrix; the end of every bucket is padded with zeros to a multiple of `pad_to` elements, so that
+/// each divides over optimizer shards.  Frozen parameters (Parameter::trainable) come first and
+/// have values alone: gradients, optimizer and checkpoints know only what follows them, the
 /// trainable part, and count its elements from 0.
 class Parameters {
  public:
   Parameters() = default;
   /// `bucket_bytes`: of parameter_buckets().  `whole_gradients` false: there is no buffer of all
   /// gradients; a bucket's exist from the first contribution until release_gradients() (ZeRO 2).
+  /// `bf16_gradients`: every contribution's sum is rounded to bf16.
   Parameters(std::vector<Parameter> table, DType type, Device& device, std::int64_t pad_to = 1,
-             std::int64_t bucket_bytes = kOneBucket, bool whole_gradients = true);
+             std::int64_t bucket_bytes = kOneBucket, bool whole_gradients = true,
+             bool bf16_gradients = false);
 
   /// Errors: a frozen parameter after a trainable one, a name listed twice.
   const std::vector<Parameter>& table() const { return table_; }
@@ -108,7 +110,9 @@ class Parameters {
   /// [padded trainable numel]; between clear_gradients() and settle_gradients() undefined in parts.
   /// Undefined where gradients exist bucket by bucket, as gradient() and joined_gradient() are.
   Tensor& gradients() { return gradients_; }
-  DType gradient_type() const { return dtype() == DType::f64 ? DType::f64 : DType::f32; }
+  DType gradient_type() const { return gradient_type_; }
+  /// Of master weights and of what sums up: f32, f64 where values are f64.
+  DType sum_type() const { return dtype() == DType::f64 ? DType::f64 : DType::f32; }
   std::int64_t numel() const { return numel_; }  ///< without padding
   std::int64_t frozen_numel() const { return frozen_; }
   std::int64_t trainable_numel() const { return numel_ - frozen_; }  ///< without padding
@@ -130,6 +134,7 @@ class Parameters {
   std::vector<StoredBucket> buckets_;
   std::int64_t numel_ = 0, frozen_ = 0;
   Tensor values_, gradients_;
+  DType gradient_type_ = DType::f32;
   std::shared_ptr<GradientStore> store_;  ///< shared with those who add
   std::shared_ptr<std::function<void(std::int64_t)>> arrive_ =
       std::make_shared<std::function<void(std::int64_t)>>();

@@ -67,7 +67,9 @@ template <class Moments, class T>
 void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, double rate,
            std::int64_t step, const AdamWOptions& options, Tensor& values_) {
   using Stored = typename Moments::Stored;
-  const auto gradient = vector<const T>(gradient_);
+  const bool rounded = gradient_.dtype() == DType::bf16;
+  const T* const full = rounded ? nullptr : vector<const T>(gradient_).data();
+  const bf16* const half = rounded ? vector<const bf16>(gradient_).data() : nullptr;
   const auto master = vector<T>(state.master), values = vector<T>(values_);
   auto* const moment1 = state.moment1.data<Stored>();
   auto* const moment2 = state.moment2.data<Stored>();
@@ -88,13 +90,18 @@ void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, do
                                 .key = rounding_key(step)};
   const std::int64_t n = values_.numel();
   parallel_for("adamw", (n + kSpan - 1) / kSpan, [=](std::int64_t span) {
-    const std::int64_t end = std::min((span + 1) * kSpan, n);
-    for (std::int64_t at = span * kSpan; at < end;) {
+    const std::int64_t begin = span * kSpan, end = std::min(begin + kSpan, n);
+    T widened[kSpan];
+    if (half != nullptr)
+      for (std::int64_t i = begin; i < end; ++i)
+        widened[i - begin] = static_cast<T>(from_bf16_bits(half[i].bits));
+    const T* const gradient = half != nullptr ? widened : full + begin;
+    for (std::int64_t at = begin; at < end;) {
       const std::int64_t* next = std::upper_bound(bounds, last, at);
       const std::int64_t stop = next == last ? end : std::min(*next, end);
       AdamWFactors<T> here = factors;
       if ((next - bounds) % 2 == 0) here.shrink = 0;  // between two ranges
-      adamw_span<Moments>(gradient.data() + at, master.data() + at, moment1 + at, moment2 + at,
+      adamw_span<Moments>(gradient + (at - begin), master.data() + at, moment1 + at, moment2 + at,
                           values.data() + at, stop - at, number + at, here);
       at = stop;
     }
@@ -110,6 +117,14 @@ double squares(const Tensor& x_) {
   });
 }
 
+double bf16_squares(const Tensor& x) {
+  const bf16* p = vector<const bf16>(x).data();
+  return lane_sum<double>(x.numel(), [p](std::int64_t i) {
+    const double value = from_bf16_bits(p[i].bits);
+    return value * value;
+  });
+}
+
 }  // namespace
 }  // namespace host
 
@@ -122,6 +137,9 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
           "adamw_step: {} values, {} gradients and {} master values do not fit", n,
           gradient.numel(), state.master.numel());
   require(step >= 1, "adamw_step: steps count from 1, got {}", step);
+  require(gradient.dtype() == DType::bf16 || gradient.dtype() == state.master.dtype(),
+          "adamw_step: a gradient in {} beside master weights in {}", name(gradient.dtype()),
+          name(state.master.dtype()));
   const DType moments = state.moment1.dtype();
   require(moments == state.moment2.dtype() &&
               (moments == DType::bf16 || moments == state.master.dtype()),
@@ -141,6 +159,7 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
 double sum_of_squares(const Tensor& x) {
   if (x.numel() == 0) return 0;
   BALLAST_ON_CUDA(x, sum_of_squares(x));
+  if (x.dtype() == DType::bf16) return host::bf16_squares(x);
   return dispatch_float(x.dtype(), [&](auto t) { return host::squares<decltype(t)>(x); });
 }
 

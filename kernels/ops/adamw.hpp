@@ -23,11 +23,12 @@ struct AdamWState {
 };
 
 /// One AdamW step (decoupled weight decay, bias correction with `step` counted from 1); `gradient`
-/// [n] is multiplied by `gradient_scale` (clipping) first; the new master values are also written
-/// to `values` [n] in its dtype.  It is computed with moments as they are before they are rounded
-/// to bf16, which is by chance (stochastic_rounding.hpp): bits depend on step and element number
-/// alone, not on how elements are cut into calls.  On a GPU's Queue::update it takes a third of the
-/// multiprocessors, for as long as it needs, and leaves the others to what runs beside it.
+/// [n], as master weights are or in bf16, is multiplied by `gradient_scale` (clipping) first; the
+/// new master values are also written to `values` [n] in its dtype.  It is computed with moments as
+/// they are before they are rounded to bf16, which is by chance (stochastic_rounding.hpp): bits
+/// depend on step and element number alone, not on how elements are cut into calls.  On a GPU's
+/// Queue::update it takes a third of the multiprocessors, for as long as it needs, and leaves the
+/// others to what runs beside it.
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
                 double learning_rate, std::int64_t step, const AdamWOptions& options,
                 Tensor& values, Queue queue = Queue::compute);

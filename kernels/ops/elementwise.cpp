@@ -1,25 +1,52 @@
 #include "kernels/ops/elementwise.hpp"
 
+#include "core/base/bf16.hpp"
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
 
 namespace ballast {
+namespace host {
+namespace {
 
+template <class T>
+T number(T x) {
+  return x;
+}
+float number(bf16 x) { return from_bf16_bits(x.bits); }
+
+void store(float sum, bf16& to) { to.bits = to_bf16_bits(sum); }
+template <class T>
+void store(T sum, T& to) {
+  to = sum;
+}
+
+template <class A, class B>
 void add(const Tensor& a_, const Tensor& b_, Tensor& out_) {
-  require(a_.shape() == b_.shape() && a_.shape() == out_.shape(), "add: {} + {} does not fit {}",
-          to_string(a_.shape()), to_string(b_.shape()), to_string(out_.shape()));
-  BALLAST_ON_CUDA(a_, add(a_, b_, out_));
-  dispatch_float(a_.dtype(), [&](auto t) {
-    using T = decltype(t);
-    const auto a = host::matrix<const T>(a_), b = host::matrix<const T>(b_);
-    const auto out = host::matrix<T>(out_);
-    host::parallel_for("add", out.rows(), [=](std::int64_t i) {
-      const T *x = a.row(i), *y = b.row(i);
-      T* z = out.row(i);
-      const std::int64_t n = out.columns();
+  const auto a = matrix<const A>(a_);
+  const auto b = matrix<const B>(b_);
+  const auto out = matrix<A>(out_);
+  parallel_for("add", out.rows(), [=](std::int64_t i) {
+    const A* x = a.row(i);
+    const B* y = b.row(i);
+    A* z = out.row(i);
+    const std::int64_t n = out.columns();
 #pragma GCC ivdep
-      for (std::int64_t j = 0; j < n; ++j) z[j] = x[j] + y[j];
-    });
+    for (std::int64_t j = 0; j < n; ++j) store(number(x[j]) + number(y[j]), z[j]);
+  });
+}
+
+}  // namespace
+}  // namespace host
+
+void add(const Tensor& a, const Tensor& b, Tensor& out) {
+  require(a.shape() == b.shape() && a.shape() == out.shape(), "add: {} + {} does not fit {}",
+          to_string(a.shape()), to_string(b.shape()), to_string(out.shape()));
+  BALLAST_ON_CUDA(a, add(a, b, out));
+  if (a.dtype() == DType::bf16) return host::add<bf16, bf16>(a, b, out);
+  dispatch_float(a.dtype(), [&](auto t) {
+    using T = decltype(t);
+    const auto add = b.dtype() == DType::bf16 ? host::add<T, bf16> : host::add<T, T>;
+    add(a, b, out);
   });
 }
 
@@ -27,18 +54,19 @@ void copy_rows(const Tensor& from_, Tensor& to_) {
   require(from_.shape() == to_.shape(), "copy_rows: {} does not fit {}", to_string(from_.shape()),
           to_string(to_.shape()));
   BALLAST_ON_CUDA(from_, copy_rows(from_, to_));
-  dispatch_float(from_.dtype(), [&](auto f) {
-    dispatch_float(to_.dtype(), [&](auto t) {
-      using To = decltype(t);
-      const auto from = host::matrix<const decltype(f)>(from_);
-      const auto to = host::matrix<To>(to_);
+  dispatch_float(to_.dtype(), [&](auto t) {
+    using To = decltype(t);
+    const auto to = host::matrix<To>(to_);
+    const auto copy = [&](const auto& from) {
       host::parallel_for("copy rows", to.rows(), [=](std::int64_t i) {
         const auto* x = from.row(i);
         To* y = to.row(i);
         const std::int64_t n = to.columns();
-        for (std::int64_t j = 0; j < n; ++j) y[j] = static_cast<To>(x[j]);
+        for (std::int64_t j = 0; j < n; ++j) y[j] = static_cast<To>(host::number(x[j]));
       });
-    });
+    };
+    if (from_.dtype() == DType::bf16) return copy(host::matrix<const bf16>(from_));
+    dispatch_float(from_.dtype(), [&](auto f) { copy(host::matrix<const decltype(f)>(from_)); });
   });
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/ops/backend.hpp"
+#include "kernels/ops/gradient_elements.hpp"
 #include "kernels/ops/host_view.hpp"
 
 namespace ballast {
@@ -31,11 +32,11 @@ void forward(const Tensor& tokens_, const Tensor& w_, Tensor& y_) {
 }
 
 template <class T>
-void weight_gradient(const Tensor& tokens_, const Tensor& dy_, Tensor& dw_) {
+void weight_gradient(const Tensor& tokens_, const Tensor& dy_, const Tensor& dw_) {
   const auto tokens = vector<const std::int32_t>(tokens_);
   const auto dy = matrix<const T>(dy_);
-  const auto dw = matrix<T>(dw_);
-  check_tokens(tokens, dw.rows());
+  const GradientElements<T> dw({dw_, true});
+  check_tokens(tokens, dw_.size(0));
   // Rows of one id together, in token order: each id's sum is computed once, by one thread.
   std::vector<std::int64_t> order(tokens.extent(0));
   std::iota(order.begin(), order.end(), 0);
@@ -51,7 +52,8 @@ void weight_gradient(const Tensor& tokens_, const Tensor& dy_, Tensor& dw_) {
   parallel_for("embedding weight gradient", static_cast<std::int64_t>(first.size()) - 1,
                [=](std::int64_t g) {
                  constexpr std::int64_t width = 64;
-                 T* out = dw.row(tokens(static_cast<std::size_t>(sorted[group[g]])));
+                 const std::int64_t row_of_id =
+                     tokens(static_cast<std::size_t>(sorted[group[g]])) * columns;
                  for (std::int64_t begin = 0; begin < columns; begin += width) {
                    const std::int64_t n = std::min(width, columns - begin);
                    double sum[width] = {};
@@ -59,7 +61,8 @@ void weight_gradient(const Tensor& tokens_, const Tensor& dy_, Tensor& dw_) {
                      const T* row = dy.row(sorted[k]) + begin;
                      for (std::int64_t j = 0; j < n; ++j) sum[j] += static_cast<double>(row[j]);
                    }
-                   for (std::int64_t j = 0; j < n; ++j) out[begin + j] += static_cast<T>(sum[j]);
+                   for (std::int64_t j = 0; j < n; ++j)
+                     dw.put(row_of_id + begin + j, static_cast<T>(sum[j]));
                  }
                });
 }

@@ -12,7 +12,9 @@ namespace ballast {
 struct GradientTarget {
   GradientTarget(Tensor t, bool adds = true) : tensor(std::move(t)), accumulate(adds) {}
   bool defined() const { return tensor.defined(); }
-  Tensor tensor;  ///< f32 (f64 for f64 inputs)
+  /// f32 (f64 for f64 inputs), or bf16: sums are rounded to nearest, on GPUs a product of matrices
+  /// before it is added too.
+  Tensor tensor;
   bool accumulate;
 };
 

@@ -1,9 +1,11 @@
 #include "kernels/ops/linear.hpp"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/blas.hpp"
+#include "kernels/ops/gradient_elements.hpp"
 #include "kernels/ops/host_view.hpp"
 
 namespace ballast {
@@ -35,9 +37,31 @@ void input_gradient(const Tensor& dy_, const Tensor& w_, Tensor& dx_) {
        dy.row_stride(), w.row(0), w.row_stride(), T(0), dx.row(0), dx.row_stride());
 }
 
+/// A few rows of dW at a time, as sums in T before they are rounded.
+template <class T>
+void rounded_weight_gradient(const Matrix<const T>& x, const Matrix<const T>& dy,
+                             const GradientTarget& dw) {
+  constexpr std::int64_t kElements = 1 << 16;
+  const std::int64_t rows = dw.tensor.size(0), columns = dw.tensor.size(1),
+                     most = std::clamp<std::int64_t>(kElements / columns, 1, rows);
+  std::vector<T> sums(static_cast<std::size_t>(most * columns));
+  const GradientElements<T> out(dw);
+  const T* const from = sums.data();
+  for (std::int64_t begin = 0; begin < rows; begin += most) {
+    const std::int64_t n = std::min(most, rows - begin);
+    gemm(CblasTrans, CblasNoTrans, n, columns, x.rows(), T(1), dy.row(0) + begin, dy.row_stride(),
+         x.row(0), x.row_stride(), T(0), sums.data(), columns);
+    parallel_for("linear weight gradient", n, [=](std::int64_t i) {
+      for (std::int64_t j = 0; j < columns; ++j)
+        out.put((begin + i) * columns + j, from[i * columns + j]);
+    });
+  }
+}
+
 template <class T>
 void weight_gradient(const Tensor& x_, const Tensor& dy_, const GradientTarget& dw_) {
   const auto x = matrix<const T>(x_), dy = matrix<const T>(dy_);
+  if (dw_.tensor.dtype() == DType::bf16) return rounded_weight_gradient(x, dy, dw_);
   const auto dw = matrix<T>(dw_.tensor);
   gemm(CblasTrans, CblasNoTrans, dw.rows(), dw.columns(), x.rows(), T(1), dy.row(0),
        dy.row_stride(), x.row(0), x.row_stride(), dw_.accumulate ? T(1) : T(0), dw.row(0),
@@ -47,8 +71,7 @@ void weight_gradient(const Tensor& x_, const Tensor& dy_, const GradientTarget& 
 template <class T>
 void bias_gradient(const Tensor& dy_, const GradientTarget& db_) {
   const auto dy = matrix<const T>(dy_);
-  const auto db = vector<T>(db_.tensor);
-  const bool accumulate = db_.accumulate;
+  const GradientElements<T> db(db_);
   constexpr std::int64_t width =
       64;  // columns summed together: whole cache lines, accumulators in registers or L1
   const std::int64_t columns = dy.columns();
@@ -59,10 +82,7 @@ void bias_gradient(const Tensor& dy_, const GradientTarget& db_) {
       const T* row = dy.row(i) + begin;
       for (std::int64_t j = 0; j < n; ++j) sum[j] += static_cast<double>(row[j]);
     }
-    for (std::int64_t j = 0; j < n; ++j) {
-      T& out = db(static_cast<std::size_t>(begin + j));
-      out = (accumulate ? out : T(0)) + static_cast<T>(sum[j]);
-    }
+    for (std::int64_t j = 0; j < n; ++j) db.put(begin + j, static_cast<T>(sum[j]));
   });
 }
 

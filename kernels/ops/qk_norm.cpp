@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/ops/backend.hpp"
+#include "kernels/ops/gradient_elements.hpp"
 #include "kernels/ops/host_view.hpp"
 #include "kernels/ops/reciprocal_rms.hpp"
 #include "kernels/ops/rope.hpp"
@@ -78,13 +79,12 @@ void backward(const Tensor& x_, std::int64_t query_heads, const QkNormWeights& w
   });
   for (std::size_t which = 0; which < 2; ++which) {
     if (!targets[which].defined()) continue;
-    const auto out = vector<T>(targets[which].tensor);
+    const GradientElements<T> out(targets[which]);
     for (std::int64_t j = 0; j < dim; ++j) {
       double total = 0;
       for (std::int64_t part = 0; part < parts; ++part)
         total += sums[(2 * part + static_cast<std::int64_t>(which)) * dim + j];
-      T& to = out(static_cast<std::size_t>(j));
-      to = (targets[which].accumulate ? to : T(0)) + static_cast<T>(total);
+      out.put(j, static_cast<T>(total));
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/ops/backend.hpp"
+#include "kernels/ops/gradient_elements.hpp"
 #include "kernels/ops/host_view.hpp"
 #include "kernels/ops/reciprocal_rms.hpp"
 
@@ -80,8 +81,7 @@ void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_,
                      const GradientTarget& dw_) {
   const auto dy = matrix<const T>(dy_), x = matrix<const T>(x_);
   const auto rstd = vector<const T>(rstd_);
-  const auto dw = vector<T>(dw_.tensor);
-  const bool accumulate = dw_.accumulate;
+  const GradientElements<T> dw(dw_);
   constexpr std::int64_t width = 64;
   const std::int64_t columns = x.columns();
   parallel_for("rmsnorm weight gradient", (columns + width - 1) / width, [=](std::int64_t block) {
@@ -93,10 +93,7 @@ void weight_gradient(const Tensor& dy_, const Tensor& x_, const Tensor& rstd_,
       const T r = rstd(static_cast<std::size_t>(i));
       for (std::int64_t j = 0; j < n; ++j) sum[j] += static_cast<double>(g[j] * (row[j] * r));
     }
-    for (std::int64_t j = 0; j < n; ++j) {
-      T& out = dw(static_cast<std::size_t>(begin + j));
-      out = (accumulate ? out : T(0)) + static_cast<T>(sum[j]);
-    }
+    for (std::int64_t j = 0; j < n; ++j) dw.put(begin + j, static_cast<T>(sum[j]));
   });
 }
 

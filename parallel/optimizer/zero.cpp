@@ -61,9 +61,10 @@ ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& r
     muon_.emplace(parameters, replica, zero_stage == 1, all.begin, all.end, *muon);
   }
   const std::int64_t adamw = n - muon_part();
-  const DType sums = parameters.gradient_type();
+  const DType sums = parameters.sum_type();
   Device& device = device_of(parameters.space());
   require(!muon || !options.bf16_moments, "Muon keeps its moments in full precision");
+  require(!muon || parameters.gradient_type() == sums, "Muon keeps gradients in full precision");
   const DType moments = options.bf16_moments ? DType::bf16 : sums;
   const auto state = [&](std::int64_t elements, DType type) {
     return Tensor::zeros({elements}, type, device, MemoryCategory::optimizer);
@@ -304,12 +305,20 @@ void ShardedOptimizer::values_from_master() {
 }
 
 Tensor ShardedOptimizer::bucket_gradient(std::size_t bucket) {
+  const auto made = [&](std::int64_t elements, DType type) {
+    return Tensor::empty({elements}, type, device_of(parameters_.space()),
+                         MemoryCategory::workspace);
+  };
   const Tensor own = shard_gradient(bucket);
-  if (zero_stage_ == 0) return own;
-  Tensor all = Tensor::empty({parameters_.buckets()[bucket].size()}, own.dtype(),
-                             device_of(own.space()), MemoryCategory::workspace);
-  replica_.all_gather(own, all);
-  return all;
+  Tensor all = own;
+  if (zero_stage_ > 0) {
+    all = made(parameters_.buckets()[bucket].size(), own.dtype());
+    replica_.all_gather(own, all);
+  }
+  if (all.dtype() == parameters_.sum_type()) return all;
+  Tensor wide = made(all.numel(), parameters_.sum_type());
+  copy_rows(all, wide);
+  return wide;
 }
 
 Tensor ShardedOptimizer::full_gradient(const std::string& name) {

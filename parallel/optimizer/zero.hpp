@@ -15,7 +15,8 @@
 namespace ballast {
 
 /// stage 0: everything replicated.  1: optimizer state sharded.  2: gradients sharded too: those of
-/// each round of micro-batches are reduce-scattered and added to an fp32 shard bucket by bucket,
+/// each round of micro-batches are reduce-scattered and added to a shard of Parameters::sum_type(),
+/// bucket by bucket,
 /// and a bucket's own exist only until then (Parameters without whole gradients).  A shard has an
 /// equal slice of every bucket of the parameters, which are reduced and gathered one by one. They
 /// travel beside computation: a bucket's reduction from when its gradients are final in the last
@@ -96,7 +97,8 @@ class ShardedOptimizer {
   /// Writes master values to parameter values and gathers them on all ranks (after a checkpoint
   /// load).  Collective.
   void values_from_master();
-  /// Full reduced gradient of one parameter, on every rank (tests, gradient dumps).  Collective;
+  /// Full reduced gradient of one parameter in Parameters::sum_type(), on every rank (tests,
+  /// gradient dumps).  Collective;
   /// valid between reduce_gradients() and begin_step().
   Tensor full_gradient(const std::string& name);
   /// The same of a whole bucket, padding included.

@@ -99,6 +99,8 @@ def keys_of(rng, row, design):
         keys.append(f"recompute.layers={rng.choice([1, 2])}")
     if row["optimizer"] == "optimizer adamw" and rng.random() < 0.3:
         keys.append("optimizer.moments=bf16")
+    if row["optimizer"] == "optimizer adamw" and rng.random() < 0.3:
+        keys.append("optimizer.gradients=bf16")
     return keys
 
 

@@ -75,6 +75,7 @@ def draw(choice):
     keys["optimizer.kind"] = choice(["adamw", "adamw", "muon"])
     if keys["optimizer.kind"] == "adamw":
         keys["optimizer.moments"] = choice(["full", "bf16"])
+        keys["optimizer.gradients"] = choice(["full", "bf16"])
     keys["recompute.mode"] = choice(["none", "none", "selective", "full"])
     if keys["recompute.mode"] != "none":
         keys["recompute.layers"] = choice([-1, 1])

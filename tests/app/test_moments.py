@@ -1,5 +1,7 @@
-"""Moments in bf16 through the program: what a checkpoint holds, restarts bit for bit on other ranks
-too, checkpoints continued as the other kind, and where the key has no effect."""
+"""Moments and gradients in bf16 through the program: what a checkpoint holds, restarts bit for
+bit on other ranks too, checkpoints continued as the other kind, what is summed, and where the
+keys have no effect."""
+import json
 import os
 import unittest
 
@@ -9,6 +11,7 @@ import numpy as np
 from runs import RunCase
 
 BF16 = "optimizer.moments=bf16"
+GRADIENTS = "optimizer.gradients=bf16"
 FIELDS = ("moment1", "moment2")
 
 
@@ -73,10 +76,66 @@ class Moments(RunCase):
                     fields["master"], b[name]["master"], rtol=1e-3, atol=1e-4, err_msg=name
                 )
 
-    def test_muon_does_not_read_the_key(self):
+    def test_muon_does_not_read_the_keys(self):
         deck = self.deck(steps=1)
-        said = self.run_ballast(1, "check", deck, "optimizer.kind=muon", BF16)
-        self.assertIn("optimizer.moments has no effect", said.stdout + said.stderr)
+        said = self.run_ballast(1, "check", deck, "optimizer.kind=muon", BF16, GRADIENTS)
+        for key in ("moments", "gradients"):
+            self.assertIn(f"optimizer.{key} has no effect", said.stdout + said.stderr)
+
+    def test_gradients_in_bf16_restart_and_shards_do_not_matter(self):
+        run = self.train("rounded", GRADIENTS)
+        whole = self.state(run, 6)
+        back = os.path.join(run, "checkpoints", "step_00000003.h5")
+        self.expect_same(whole, self.state(self.train("again", GRADIENTS, "-r", back), 6))
+        self.expect_same(whole, self.state(self.train("zero0r", GRADIENTS, zero=0), 6))
+        full = self.state(self.train("in_full", "-r", back), 6)  # a checkpoint holds no gradients
+        unlike = 0
+        for name, fields in whole.items():
+            apart = np.abs(fields["master"] - full[name]["master"])
+            self.assertLess(np.max(apart), 0.02, name)
+            unlike += np.count_nonzero(apart)
+        self.assertGreater(unlike, 0)
+
+    def dumped(self, name, *keys):
+        deck, file = self.deck(name + ".toml", steps=1, dp=2), self.out(name + ".safetensors")
+        self.run_ballast(
+            2, "train", deck, "-d", self.out(name), f"run.dump_gradients={file}", *keys
+        )
+        with open(file, "rb") as stored:
+            size = int.from_bytes(stored.read(8), "little")
+            header, data = json.loads(stored.read(size)), stored.read()
+        header.pop("__metadata__", None)
+        return {
+            tensor: np.frombuffer(data[slice(*entry["data_offsets"])], np.float32)
+            for tensor, entry in header.items()
+        }
+
+    def test_gradients_of_one_micro_batch_a_rank_are_rounded_twice(self):
+        """Once as the micro-batch's, once as the sum over ranks."""
+        exact = self.dumped("exact")
+        for zero in (0, 1, 2):
+            rounded = self.dumped(f"half{zero}", GRADIENTS, f"optimizer.zero={zero}")
+            for name, half in rounded.items():
+                error = np.linalg.norm(half - exact[name]) / np.linalg.norm(exact[name])
+                self.assertLess(error, 5e-3, name)
+                self.assertGreater(error, 0, name)
+                if zero < 2:
+                    self.assertFalse((half.view(np.uint32) & 0xFFFF).any(), name)
+
+    def test_check_counts_gradients(self):
+        deck = self.deck(steps=1)
+
+        def gradients(*keys):
+            twin = self.out("check.json")
+            self.run_ballast(1, "check", deck, *keys, "--json", twin)
+            with open(twin) as file:
+                return [s["memory"]["gradients_bytes"] for s in json.load(file)["stages"]]
+
+        self.assertEqual([2 * half for half in gradients(GRADIENTS)], gradients())
+        # Sums over rounds stay full.
+        sharded = [gradients("optimizer.zero=2", *more)[0] for more in ((), (GRADIENTS,))]
+        self.assertLess(sharded[1], sharded[0])
+        self.assertGreater(sharded[1], sharded[0] / 2)
 
 
 if __name__ == "__main__":

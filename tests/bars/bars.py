@@ -22,8 +22,6 @@ from chunks import (
 from kernels import (
     attention_commands,
     attention_figures,
-    fp8_commands,
-    fp8_figures,
     fsdp_commands,
     fsdp_figures,
     step_commands,
@@ -31,6 +29,7 @@ from kernels import (
 )
 from overlap import overlap_commands, overlap_figures
 from placement import placement_commands, placement_figures
+from precision import fp8_commands, fp8_figures, state_commands, state_figures
 from results import Bar
 from rings import (
     figure6_commands,
@@ -71,6 +70,15 @@ BARS = [
         700,
         fp8_commands,
         fp8_figures,
+        host=True,
+    ),
+    Bar(
+        "state",
+        "optimizer state in bf16 against full: steps of 3B, and the loss of three seeds",
+        [1],
+        1000,
+        state_commands,
+        state_figures,
         host=True,
     ),
     Bar(

@@ -171,9 +171,8 @@ def step_commands(s):
     return [*commands, *short_commands(s)]
 
 
-# Tokens a second of one sample of 8,192 tokens on an H200; of FP8, at 3B alone.
+# Tokens a second of one sample of 8,192 tokens on an H200.
 STEP_BARS = {"0.5b": (105e3, 112e3), "3b": (24.3e3, 25.5e3)}
-FP8_BARS = {"0.5b": (None, None), "3b": (28e3, None)}
 
 # Tokens a second that a C++ trainer with all state in bf16 publishes for samples of 1,024 tokens
 # on an H100.
@@ -223,77 +222,10 @@ def step_figures(r):
     return figures
 
 
-SEEDS = (1, 2, 3)
-
-
-def fp8_commands(s):
-    commands = []
-
-    def add(name, line, limit_s=200):
-        commands.append(Command(name, line, ranks=1, limit_s=limit_s))
-
-    for precision in ("bf16", "fp8"):
-        host_precision = {"bf16": "fp32", "fp8": "fp8"}[precision]
-        for size in () if s.host else ("0.5b", "3b"):
-            line = [s.ballast, "bench", "step", deck("bench", "step.toml"), "--case"]
-            line += [f"qwen2.5-{size}-8k", "repeats=7", "warmup=3", f"run.precision={precision}"]
-            add(
-                f"step-{size}-{precision}",
-                line + ["--json", f"{{out}}/step-{size}-{precision}.json"],
-            )
-        for seed in SEEDS:
-            name = f"loss-{precision}-{seed}"
-            line = [s.ballast, "train", deck("fp8.toml"), "-d", f"{{out}}/run-{name}"]
-            line += [f"run.seed={seed}", "trace.enabled=false"]
-            if s.host:
-                line += ["--case", "laptop", f"run.precision={host_precision}"]
-            else:
-                line += ["--case", precision]
-            add(name, line)
-    return commands
-
-
-def fp8_figures(r):
-    figures = []
-    for size in ("0.5b", "3b"):
-        rate = {p: r.value(f"step-{size}-{p}", "tokens_per_s_per_rank") for p in ("bf16", "fp8")}
-        bar = {"0.5b": (None, None), "3b": (1.15, 1.25)}[size]
-        figures.append(
-            Figure(
-                f"Qwen2.5-{size} step, 8K tokens, FP8 x bf16",
-                ratio(rate["fp8"], rate["bf16"]),
-                *bar,
-            )
-        )
-        figures.append(Figure(f"Qwen2.5-{size}, FP8, tokens/s", rate["fp8"], *FP8_BARS[size]))
-
-    def last_loss(precision, seed):
-        losses = r.log(f"loss-{precision}-{seed}", "loss")[-50:]
-        return sum(losses) / len(losses) if losses else None
-
-    pairs = [(last_loss("bf16", seed), last_loss("fp8", seed)) for seed in SEEDS]
-    if all(loss is not None for pair in pairs for loss in pair):
-        bf16, fp8 = zip(*pairs)
-        # One pair says little: two bf16 runs that round in another order part as far.
-        apart = abs(sum(fp8) / sum(bf16) - 1)
-        spread = (max(bf16) - min(bf16)) / bf16[0]
-        figures += [
-            Figure(
-                "loss of the last 50 steps, mean of three seeds, FP8 to bf16, apart",
-                apart,
-                0.005,
-                at_most=True,
-            ),
-            Figure(
-                "the same of one seed, at most",
-                max(abs(b / a - 1) for a, b in pairs),
-            ),
-            Figure("apart, of the spread of three seeds", apart / spread, 2.0, at_most=True),
-        ]
-    return figures
-
-
-BF16_MOMENTS = "optimizer.moments=bf16"
+BF16_MOMENTS, BF16_GRADIENTS = "optimizer.moments=bf16", "optimizer.gradients=bf16"
+REDUCED_IN_FULL = ("zero1", "zero2", "zero2-fp8", "zero1-bf16-moments", "zero2-bf16-moments")
+PEERS = ("zero2", "zero3", "zero3-recompute")
+PEERS_BF16 = ("zero2-bf16", "zero3-bf16")
 
 
 def fsdp_commands(s):
@@ -304,6 +236,9 @@ def fsdp_commands(s):
         # Moments in bf16 leave room for layers that keep everything.
         "zero1-bf16-moments": ["optimizer.zero=1", BF16_MOMENTS, "recompute.layers=6"],
         "zero2-bf16-moments": [BF16_MOMENTS, "recompute.layers=7"],
+        # And gradients, beside peers that reduce them in bf16 too.
+        "zero1-bf16-gradients": ["optimizer.zero=1", BF16_GRADIENTS, "recompute.mode=none"],
+        "zero2-bf16-state": [BF16_GRADIENTS, BF16_MOMENTS, "recompute.layers=4"],
     }
     if s.host:
         small = ["--case", "laptop", f"mesh.dp={s.gpus}", "model.layers=1", "repeats=1", "warmup=0"]
@@ -328,23 +263,27 @@ def fsdp_commands(s):
     torchrun = ["python3", "-m", "torch.distributed.run", f"--nproc-per-node={s.gpus}"]
     peers = [
         Command(f"peer-{how}", [*torchrun, PEER_FSDP, "llama3.1-8b", "8192", how], limit_s=200)
-        for how in ("zero2", "zero3", "zero3-recompute")
+        for how in (*PEERS, *PEERS_BF16)
     ]
     return [*commands, *peers]
 
 
-def fsdp_figures(r):
+def best_peer(r, hows):
+    """Its tokens/s/GPU, or None, and its GiB of the card."""
     best, fastest = max(
-        (r.match(f"peer-{how}", r"([0-9.]+) tokens/s/GPU") or 0, how)
-        for how in ("zero2", "zero3", "zero3-recompute")
+        (r.match(f"peer-{how}", r"([0-9.]+) tokens/s/GPU") or 0, how) for how in hows
     )
-    best = best or None
+    return best or None, r.match(f"peer-{fastest}", r"card ([0-9.]+) GiB")
+
+
+def fsdp_figures(r):
+    best, memory = best_peer(r, PEERS)
+    rounding, its_memory = best_peer(r, (*PEERS, *PEERS_BF16))
     figures = [
         Figure("best of FSDP2 + compile, tokens/s/GPU", best),
-        Figure(
-            "its memory, GiB of the card",
-            r.match(f"peer-{fastest}", r"card ([0-9.]+) GiB"),
-        ),
+        Figure("its memory, GiB of the card", memory),
+        Figure("the same where it may reduce in bf16", rounding),
+        Figure("its memory, GiB of the card", its_memory),
     ]
     for name, bar, memory in (
         ("zero1", 1.12, 95),
@@ -352,11 +291,17 @@ def fsdp_figures(r):
         ("zero2-fp8", None, None),
         ("zero1-bf16-moments", 1.12, 95),
         ("zero2-bf16-moments", 1.08, 75),
+        ("zero1-bf16-gradients", 1.12, 95),
+        ("zero2-bf16-state", 1.08, 75),
     ):
         rate = r.value(name, "tokens_per_s_per_rank")
         figures += [
             Figure(f"8B, {name}, tokens/s/GPU", rate),
-            Figure(f"8B, {name}, x the best of FSDP2", ratio(rate, best), bar),
+            Figure(
+                f"8B, {name}, x the best of FSDP2",
+                ratio(rate, best if name in REDUCED_IN_FULL else rounding),
+                bar,
+            ),
             Figure(
                 f"8B, {name}, GiB of the card",
                 r.value(name, "device_memory_gib") or None,

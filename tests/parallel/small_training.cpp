@@ -54,7 +54,7 @@ SmallTraining::SmallTraining(const Mesh& mesh, const SmallOptions& options)
           balance_stages(options.shape.layers, mesh.shape.pp, part_costs(options.shape, 8))),
       parameters(stored_table(options, layer_begin_, mesh.at.pp), options.type, host_device(),
                  mesh.replica.size(), options.muon ? kOneBucket : options.bucket_bytes,
-                 options.zero < 2),
+                 options.zero < 2, options.bf16_gradients),
       model(options.shape, layer_begin_[mesh.at.pp],
             mesh.at.pp + 1 < mesh.shape.pp ? layer_begin_[mesh.at.pp + 1] : options.shape.layers,
             parameters, options.recompute, options.recorder, 16),

@@ -53,7 +53,7 @@ struct SmallOptions {
   std::int64_t bucket_bytes = 4096;  ///< a layer or two
   bool overlap = true;               ///< reduces buckets inside backwards, where plans allow it
   std::optional<MuonOptions> muon;
-  bool bf16_moments = false;
+  bool bf16_moments = false, bf16_gradients = false;
   LossNormaliser normaliser = LossNormaliser::ave_token;
   ModelShape shape = small_shape();
   PipelineOptions pipeline;  ///< stages follow the mesh

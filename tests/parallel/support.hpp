@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/bf16.hpp"
 #include "core/base/random.hpp"
 #include "core/base/tensor.hpp"
 #include "core/plan/context/mesh_shape.hpp"
@@ -55,6 +56,10 @@ inline double relative_error(const std::vector<double>& a, const std::vector<dou
 /// Elements of a contiguous tensor as double.
 inline std::vector<double> elements(const Tensor& t) {
   std::vector<double> list(static_cast<std::size_t>(t.numel()));
+  if (t.dtype() == DType::bf16) {
+    for (std::size_t i = 0; i < list.size(); ++i) list[i] = from_bf16_bits(t.data<bf16>()[i].bits);
+    return list;
+  }
   dispatch_float(t.dtype(), [&](auto x) {
     for (std::size_t i = 0; i < list.size(); ++i) list[i] = t.data<decltype(x)>()[i];
   });

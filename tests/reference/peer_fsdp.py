@@ -6,7 +6,8 @@ logits.  Liger's kernels are used for the loss where they are installed.
     torchrun --nproc-per-node 4 tests/reference/peer_fsdp.py [llama3.1-8b|tiny] [TOKENS] [HOW...]
 
 HOW, several in turn: zero2 (parameters stay gathered from forward to backward), zero3 (gathered
-anew), zero3-recompute (activations of every layer computed again)."""
+anew), zero3-recompute (activations of every layer computed again); with -bf16 behind it each
+reduces gradients in bf16."""
 import gc
 import os
 import sys
@@ -82,12 +83,15 @@ class Model(torch.nn.Module):
 def sharded(config, how, device):
     with torch.device("meta"):
         model = Model(config)
-    if how.endswith("recompute"):
+    if "recompute" in how:
         model.body.gradient_checkpointing_enable()
     model.train()
     kwargs = dict(
-        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
-        reshard_after_forward=how != "zero2",
+        mp_policy=MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16,
+            reduce_dtype=torch.bfloat16 if how.endswith("-bf16") else torch.float32,
+        ),
+        reshard_after_forward=not how.startswith("zero2"),
     )
     for layer in model.body.layers:
         layer.compile()

@@ -106,10 +106,10 @@ __device__ void adamw(float gradient, bool decays, const AdamWFactors& f, float&
 }
 
 /// kVectors: of four elements, whose loads a thread has in flight together.
-template <bool kAligned, int kBlock, int kVectors, class Moment>
+template <bool kAligned, int kBlock, int kVectors, class Moment, class Gradient>
 __global__ void __launch_bounds__(kBlock)
     adamw_kernel(float* master, Moment* moment1, Moment* moment2, const std::int64_t* decay_bounds,
-                 int bounds, const float* gradient, __nv_bfloat16* values, std::int64_t n,
+                 int bounds, const Gradient* gradient, __nv_bfloat16* values, std::int64_t n,
                  AdamWFactors f) {
   int passed = 0;  // bounds at or before element i; odd: inside a range
   const std::int64_t stride = 4 * (gridDim.x * static_cast<std::int64_t>(kBlock));
@@ -159,9 +159,9 @@ int beside_blocks() {
   return blocks;
 }
 
-template <bool kSquare, bool kAligned>
+template <bool kSquare, bool kAligned, class T>
 __global__ void __launch_bounds__(kThreads)
-    partial_kernel(const float* x, std::int64_t n, double* partial) {
+    partial_kernel(const T* x, std::int64_t n, double* partial) {
   __shared__ double scratch[32];
   double total = 0;
   for (std::int64_t i = 4 * (blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x); i < n;
@@ -186,11 +186,11 @@ bool aligned(const void* p, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
 }
 
-template <bool kSquare>
-cudaError_t reduce(const float* x, std::int64_t n, double* partial, double* result,
+template <bool kSquare, class T>
+cudaError_t reduce(const T* x, std::int64_t n, double* partial, double* result,
                    cudaStream_t stream) {
-  const auto kernel =
-      aligned(x, 16) ? partial_kernel<kSquare, true> : partial_kernel<kSquare, false>;
+  const auto kernel = aligned(x, 4 * sizeof(T)) ? partial_kernel<kSquare, true, T>
+                                                : partial_kernel<kSquare, false, T>;
   kernel<<<kSumBlocks, kThreads, 0, stream>>>(x, n, partial);
   final_kernel<<<1, kThreads, 0, stream>>>(partial, result);
   return cudaGetLastError();
@@ -198,35 +198,43 @@ cudaError_t reduce(const float* x, std::int64_t n, double* partial, double* resu
 
 }  // namespace
 
-template <class Moment>
+template <class Moment, class Gradient>
 cudaError_t adamw_step(float* master, Moment* moment1, Moment* moment2,
-                       const std::int64_t* decay_bounds, int bounds, const float* gradient,
+                       const std::int64_t* decay_bounds, int bounds, const Gradient* gradient,
                        Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream,
                        bool beside) {
   if (n == 0) return cudaSuccess;
   const bool vectors = aligned(master, 16) && aligned(moment1, 4 * sizeof(Moment)) &&
-                       aligned(moment2, 4 * sizeof(Moment)) && aligned(gradient, 16) &&
-                       aligned(values, 8);
-  const auto kernel = beside
-                          ? (vectors ? adamw_kernel<true, kBesideThreads, kBesideVectors, Moment>
-                                     : adamw_kernel<false, kBesideThreads, kBesideVectors, Moment>)
-                      : vectors ? adamw_kernel<true, kThreads, 1, Moment>
-                                : adamw_kernel<false, kThreads, 1, Moment>;
+                       aligned(moment2, 4 * sizeof(Moment)) &&
+                       aligned(gradient, 4 * sizeof(Gradient)) && aligned(values, 8);
+  const auto kernel =
+      beside    ? (vectors ? adamw_kernel<true, kBesideThreads, kBesideVectors, Moment, Gradient>
+                           : adamw_kernel<false, kBesideThreads, kBesideVectors, Moment, Gradient>)
+      : vectors ? adamw_kernel<true, kThreads, 1, Moment, Gradient>
+                : adamw_kernel<false, kThreads, 1, Moment, Gradient>;
   kernel<<<beside ? beside_blocks() : kAdamWBlocks, beside ? kBesideThreads : kThreads, 0,
            stream>>>(master, moment1, moment2, decay_bounds, bounds, gradient, values, n, factors);
   return cudaGetLastError();
 }
-template cudaError_t adamw_step(float*, float*, float*, const std::int64_t*, int, const float*,
-                                Bf16*, std::int64_t, AdamWFactors, cudaStream_t, bool);
-template cudaError_t adamw_step(float*, Bf16*, Bf16*, const std::int64_t*, int, const float*, Bf16*,
-                                std::int64_t, AdamWFactors, cudaStream_t, bool);
+#define BALLAST_ADAMW(Moment, Gradient)                                               \
+  template cudaError_t adamw_step(float*, Moment*, Moment*, const std::int64_t*, int, \
+                                  const Gradient*, Bf16*, std::int64_t, AdamWFactors, \
+                                  cudaStream_t, bool)
+BALLAST_ADAMW(float, float);
+BALLAST_ADAMW(float, Bf16);
+BALLAST_ADAMW(Bf16, float);
+BALLAST_ADAMW(Bf16, Bf16);
+#undef BALLAST_ADAMW
 
 std::size_t sum_partial_doubles() { return kSumBlocks; }
 
-cudaError_t sum_of_squares(const float* x, std::int64_t n, double* partial, double* result,
+template <class T>
+cudaError_t sum_of_squares(const T* x, std::int64_t n, double* partial, double* result,
                            cudaStream_t stream) {
   return reduce<true>(x, n, partial, result, stream);
 }
+template cudaError_t sum_of_squares(const float*, std::int64_t, double*, double*, cudaStream_t);
+template cudaError_t sum_of_squares(const Bf16*, std::int64_t, double*, double*, cudaStream_t);
 
 cudaError_t sum(const float* x, std::int64_t n, double* partial, double* result,
                 cudaStream_t stream) {

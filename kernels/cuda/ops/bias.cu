@@ -8,11 +8,20 @@ namespace {
 
 constexpr int kPartLanes = 32;
 
-// out = or += the sum of the parts: 32 columns a block, each by kPartLanes threads that take every
+__device__ void put(const GradientOut& out, std::int64_t i, float sum) {
+  if (out.is_float) {
+    float& x = static_cast<float*>(out.at)[i];
+    x = out.accumulate ? x + sum : sum;
+  } else {
+    Bf16& x = static_cast<Bf16*>(out.at)[i];
+    x = __float2bfloat16_rn(out.accumulate ? __bfloat162float(x) + sum : sum);
+  }
+}
+
+// out takes the sum of the parts: 32 columns a block, each by kPartLanes threads that take every
 // kPartLanes-th part, then by one that adds those up.
 __global__ void __launch_bounds__(32 * kPartLanes)
-    add_partials_kernel(const float* partial, bool accumulate, float* out, std::int64_t columns,
-                        int parts) {
+    add_partials_kernel(const float* partial, GradientOut out, std::int64_t columns, int parts) {
   await_earlier_work();
   __shared__ float sums[kPartLanes][32];
   const std::int64_t c = blockIdx.x * std::int64_t{32} + threadIdx.x;
@@ -23,7 +32,7 @@ __global__ void __launch_bounds__(32 * kPartLanes)
   __syncthreads();
   if (threadIdx.y != 0 || c >= columns) return;
   for (int lane = 1; lane < kPartLanes; ++lane) total += sums[lane][threadIdx.x];
-  out[c] = accumulate ? out[c] + total : total;
+  put(out, c, total);
 }
 
 /// Sums over tiles of 128 tokens: whoever makes a gradient a tile at a time sums it alike.
@@ -56,10 +65,10 @@ __global__ void add_bias_kernel(Bf16* y, std::int64_t stride, const Bf16* bias, 
 
 }  // namespace
 
-cudaError_t add_partials(const float* partial, bool accumulate, float* out, std::int64_t columns,
+cudaError_t add_partials(const float* partial, const GradientOut& out, std::int64_t columns,
                          int parts, cudaStream_t stream) {
   launch(add_partials_kernel, static_cast<unsigned>((columns + 31) / 32), dim3(32, kPartLanes), 0,
-         stream, partial, accumulate, out, columns, parts);
+         stream, partial, out, columns, parts);
   return cudaGetLastError();
 }
 
@@ -67,7 +76,7 @@ std::size_t bias_partial_floats(std::int64_t rows, std::int64_t columns) {
   return static_cast<std::size_t>(tiles(rows)) * columns;
 }
 
-cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, bool accumulate, float* d_bias,
+cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, const GradientOut& d_bias,
                           float* partial, std::int64_t rows, std::int64_t columns,
                           cudaStream_t stream) {
   if (columns == 0) return cudaSuccess;
@@ -75,7 +84,7 @@ cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, bool accumul
   if (rows > 0)
     launch(bias_kernel, dim3(tiles(columns), tiles(rows)), kThreads, 0, stream, d_y, row_stride,
            partial, rows, columns);
-  return add_partials(partial, accumulate, d_bias, columns, static_cast<int>(tiles(rows)), stream);
+  return add_partials(partial, d_bias, columns, static_cast<int>(tiles(rows)), stream);
 }
 
 cudaError_t add_bias(Bf16* y, std::int64_t stride, const Bf16* bias, std::int64_t rows,

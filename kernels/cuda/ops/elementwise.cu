@@ -145,8 +145,8 @@ __global__ void swiglu_backward_kernel(const Pack8* gate_up, const Pack8* d_y, P
   }
 }
 
-template <class T>
-__global__ void add_kernel(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride,
+template <class T, class B>
+__global__ void add_kernel(const T* a, std::int64_t a_stride, const B* b, std::int64_t b_stride,
                            T* out, std::int64_t out_stride, std::int64_t n, std::int64_t width) {
   await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
@@ -289,18 +289,20 @@ cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_u
 }
 
 cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride,
-                     void* out, std::int64_t out_stride, bool is_float, std::int64_t rows,
-                     std::int64_t width, cudaStream_t stream) {
+                     void* out, std::int64_t out_stride, bool is_float, bool b_float,
+                     std::int64_t rows, std::int64_t width, cudaStream_t stream) {
   const std::int64_t n = rows * width;
   if (n == 0) return cudaSuccess;
-  const auto add = [&]<class T>(T*) {
-    launch(add_kernel<T>, blocks_for(n), kThreads, 0, stream, static_cast<const T*>(a), a_stride,
-           static_cast<const T*>(b), b_stride, static_cast<T*>(out), out_stride, n, width);
+  const auto add = [&]<class T, class B>(T* sum, const B* second) {
+    launch(add_kernel<T, B>, blocks_for(n), kThreads, 0, stream, static_cast<const T*>(a), a_stride,
+           second, b_stride, sum, out_stride, n, width);
   };
-  if (is_float)
-    add(static_cast<float*>(nullptr));
+  if (!is_float)
+    add(static_cast<Bf16*>(out), static_cast<const Bf16*>(b));
+  else if (b_float)
+    add(static_cast<float*>(out), static_cast<const float*>(b));
   else
-    add(static_cast<__nv_bfloat16*>(nullptr));
+    add(static_cast<float*>(out), static_cast<const Bf16*>(b));
   return cudaGetLastError();
 }
 

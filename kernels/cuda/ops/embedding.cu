@@ -25,7 +25,7 @@ __global__ void iota_kernel(std::int32_t* x, std::int64_t n) {
 
 // Block t works only when it starts a run of equal ids.
 __global__ void backward_kernel(const std::int32_t* ids, const std::int32_t* order,
-                                const Pack8* d_y, float* d_table, std::int64_t tokens,
+                                const Pack8* d_y, GradientOut d_table, std::int64_t tokens,
                                 std::int64_t packs) {
   const std::int64_t first = blockIdx.x;
   const std::int32_t id = ids[first];
@@ -40,8 +40,17 @@ __global__ void backward_kernel(const std::int32_t* ids, const std::int32_t* ord
 #pragma unroll
       for (int j = 0; j < 8; ++j) total[j] += f[j];
     }
-    float4* out =
-        reinterpret_cast<float4*>(d_table + (static_cast<std::int64_t>(id) * packs + i) * 8);
+    const std::int64_t at = static_cast<std::int64_t>(id) * packs + i;
+    if (!d_table.is_float) {
+      Pack8& out = static_cast<Pack8*>(d_table.at)[at];
+      float sum[8];
+      unpack(out, sum);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += total[j];
+      out = pack(sum);
+      continue;
+    }
+    float4* out = static_cast<float4*>(d_table.at) + 2 * at;
     float4 a = out[0], b = out[1];
     a.x += total[0], a.y += total[1], a.z += total[2], a.w += total[3];
     b.x += total[4], b.y += total[5], b.z += total[6], b.w += total[7];
@@ -75,7 +84,7 @@ std::size_t embedding_workspace(std::int64_t tokens) {
   return 3 * align(tokens * sizeof(std::int32_t)) + sort_bytes(tokens);
 }
 
-cudaError_t embedding_backward(const std::int32_t* ids, const Bf16* d_y, float* d_table,
+cudaError_t embedding_backward(const std::int32_t* ids, const Bf16* d_y, const GradientOut& d_table,
                                std::int64_t tokens, std::int64_t width, void* workspace,
                                std::size_t workspace_bytes, cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;

@@ -65,16 +65,16 @@ __global__ void __launch_bounds__(kThreads, kBias ? 3 : 2)  // registers would s
 
 cudaError_t fp8_rope_backward(const float* dq, const float* dk, const float* dv, const float* cos,
                               const float* sin, int q_heads, int kv_heads, int head_dim,
-                              const Fp8Target& to, bool accumulate, float* d_bias, float* partial,
+                              const Fp8Target& to, const GradientOut& d_bias, float* partial,
                               cudaStream_t stream) {
   if (head_dim % 16 != 0 || kTile % head_dim != 0) return cudaErrorInvalidValue;
   const HeadGradients in{dq, dk, dv, cos, sin, q_heads * head_dim, kv_heads * head_dim, head_dim};
-  const auto kernel = d_bias != nullptr ? rope_backward_kernel<true> : rope_backward_kernel<false>;
+  const auto kernel =
+      d_bias.at != nullptr ? rope_backward_kernel<true> : rope_backward_kernel<false>;
   if (to.rows > 0)
     launch(kernel, dim3(tiles(to.width), tiles(to.rows)), kThreads, 0, stream, in, to, partial);
-  if (d_bias == nullptr) return cudaGetLastError();
-  return add_partials(partial, accumulate, d_bias, to.width, static_cast<int>(tiles(to.rows)),
-                      stream);
+  if (d_bias.at == nullptr) return cudaGetLastError();
+  return add_partials(partial, d_bias, to.width, static_cast<int>(tiles(to.rows)), stream);
 }
 
 }  // namespace ballast::cuda

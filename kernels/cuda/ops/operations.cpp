@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/cuda/ops/gradient_out.hpp"
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 #include "kernels/ops/dropout.hpp"
@@ -39,6 +40,18 @@ std::int64_t entry_stride(const Tensor& x) {
     dense *= x.size(d);
   }
   return x.strides()[0];
+}
+
+/// f of a pointer to the elements of fp32 or bf16.
+template <class F>
+auto with_elements(const Tensor& x, F&& f) {
+  return x.dtype() == DType::bf16 ? f(bf16_of(x)) : f(float_of(x));
+}
+
+cudaError_t squares_of(const Tensor& x, double* partial, double* result) {
+  return with_elements(x, [&](const auto* elements) {
+    return sum_of_squares(elements, x.numel(), partial, result, stream());
+  });
 }
 
 /// Runs a reduction and brings its result to the host.
@@ -93,17 +106,17 @@ void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTar
         .transpose_a = true,
         .b = bf16_of(x),
         .ldb = row_stride(x),
-        .c = float_of(dw),
+        .c = dw.raw(),
         .ldc = row_stride(dw),
-        .c_is_float = true,
+        .c_is_float = dw.dtype() == DType::f32,
         .beta = target.accumulate ? 1.0f : 0.0f});
 }
 
 void linear_bias_gradient(const Tensor& dy, const GradientTarget& db) {
   auto* partial =
       static_cast<float*>(scratch(bias_partial_floats(dy.size(0), dy.size(1)) * sizeof(float)));
-  check(bias_gradient(bf16_of(dy), row_stride(dy), db.accumulate, float_of(db.tensor), partial,
-                      dy.size(0), dy.size(1), stream()),
+  check(bias_gradient(bf16_of(dy), row_stride(dy), out_of(db), partial, dy.size(0), dy.size(1),
+                      stream()),
         "bias gradient");
 }
 
@@ -142,8 +155,7 @@ void rmsnorm_backward(const Tensor& dy, const Tensor& x, const Tensor& rstd, con
                       ? static_cast<float*>(scratch(rmsnorm_partial_floats(width) * sizeof(float)))
                       : nullptr;
   check(rmsnorm_backward(bf16_of(x), bf16_of(w), float_of(rstd), bf16_of(dy), accumulate,
-                         bf16_of(dx), dw.accumulate, dw.defined() ? float_of(dw.tensor) : nullptr,
-                         partial, x.size(0), width, stream()),
+                         bf16_of(dx), out_of(dw), partial, x.size(0), width, stream()),
         "rmsnorm gradient");
 }
 
@@ -209,10 +221,8 @@ void qk_norm_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
       .sin = float_of(sin),
       .d_qkv = bf16_of(d_qkv),
       .d_stride = row_stride(d_qkv),
-      .accumulate_q = d_w_q.accumulate,
-      .d_w_q = weights ? float_of(d_w_q.tensor) : nullptr,
-      .accumulate_k = d_w_k.accumulate,
-      .d_w_k = weights ? float_of(d_w_k.tensor) : nullptr,
+      .d_w_q = out_of(d_w_q),
+      .d_w_k = out_of(d_w_k),
       .partial = weights ? static_cast<float*>(scratch(qk_norm_partial_floats(dim) * sizeof(float)))
                          : nullptr,
       .tokens = dq.size(0),
@@ -246,7 +256,7 @@ void embedding_forward(const Tensor& tokens, const Tensor& w, Tensor& y) {
 void embedding_weight_gradient(const Tensor& tokens, const Tensor& dy, Tensor& dw) {
   require_dense(dy, "embedding gradient");
   const std::size_t bytes = embedding_workspace(tokens.size(0));
-  check(embedding_backward(tokens.data<std::int32_t>(), bf16_of(dy), float_of(dw), tokens.size(0),
+  check(embedding_backward(tokens.data<std::int32_t>(), bf16_of(dy), out_of({dw}), tokens.size(0),
                            dw.size(1), scratch(bytes), bytes, stream()),
         "embedding gradient");
 }
@@ -297,8 +307,8 @@ void fill_normal(Tensor& out, double std, std::uint64_t seed, std::uint64_t stre
 }
 
 void add(const Tensor& a, const Tensor& b, Tensor& out) {
-  require(a.dtype() == b.dtype() && a.dtype() == out.dtype() && a.shape() == b.shape() &&
-              a.shape() == out.shape(),
+  require((a.dtype() == b.dtype() || (a.dtype() == DType::f32 && b.dtype() == DType::bf16)) &&
+              a.dtype() == out.dtype() && a.shape() == b.shape() && a.shape() == out.shape(),
           "CUDA add: {} {} and {} {}", name(a.dtype()), to_string(a.shape()), name(b.dtype()),
           to_string(b.shape()));
   if (a.numel() == 0) return;
@@ -306,7 +316,7 @@ void add(const Tensor& a, const Tensor& b, Tensor& out) {
   const std::int64_t rows = dense ? 1 : a.size(0), width = a.numel() / rows;
   const auto stride = [&](const Tensor& t) { return dense ? width : entry_stride(t); };
   check(add_rows(a.raw(), stride(a), b.raw(), stride(b), out.raw(), stride(out),
-                 a.dtype() == DType::f32, rows, width, stream()),
+                 a.dtype() == DType::f32, b.dtype() == DType::f32, rows, width, stream()),
         "add");
 }
 
@@ -339,16 +349,15 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
                              .shrink = static_cast<float>(learning_rate * options.weight_decay),
                              .first = state.first,
                              .key = rounding_key(step)};
-  const auto update = [&](auto* moment1, auto* moment2) {
-    check(adamw_step(float_of(state.master), moment1, moment2, state.decay.data<std::int64_t>(),
-                     static_cast<int>(state.decay.numel()), float_of(gradient), bf16_of(values),
-                     gradient.numel(), factors, stream(queue), queue == Queue::update),
-          "adamw");
-  };
-  if (state.moment1.dtype() == DType::bf16)
-    update(bf16_of(state.moment1), bf16_of(state.moment2));
-  else
-    update(float_of(state.moment1), float_of(state.moment2));
+  with_elements(gradient, [&](const auto* g) {
+    with_elements(state.moment1, [&]<class Moment>(Moment* moment1) {
+      auto* moment2 = static_cast<Moment*>(state.moment2.raw());
+      check(adamw_step(float_of(state.master), moment1, moment2, state.decay.data<std::int64_t>(),
+                       static_cast<int>(state.decay.numel()), g, bf16_of(values), gradient.numel(),
+                       factors, stream(queue), queue == Queue::update),
+            "adamw");
+    });
+  });
 }
 
 void muon_momentum(Tensor& moment, Tensor& gradient, double gradient_scale,
@@ -421,9 +430,8 @@ void muon_update(Tensor& master, const Tensor& direction, double step_size, doub
 
 double sum_of_squares(const Tensor& x) {
   require_dense(x, "sum of squares");
-  return read_double([&](double* partial, double* result) {
-    return sum_of_squares(float_of(x), x.numel(), partial, result, stream());
-  });
+  return read_double(
+      [&](double* partial, double* result) { return squares_of(x, partial, result); });
 }
 
 std::vector<double> sums_of_squares(const std::vector<Tensor>& list) {
@@ -432,8 +440,7 @@ std::vector<double> sums_of_squares(const std::vector<Tensor>& list) {
   double* results = partial + sum_partial_doubles();
   for (std::size_t i = 0; i < list.size(); ++i) {
     require_dense(list[i], "sum of squares");
-    check(sum_of_squares(float_of(list[i]), list[i].numel(), partial, results + i, stream()),
-          "reduction");
+    check(squares_of(list[i], partial, results + i), "reduction");
   }
   std::vector<double> sums(list.size());
   device_of(Space::cuda)

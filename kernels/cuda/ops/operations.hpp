@@ -1,6 +1,6 @@
 // CUDA twins of the operations in kernels/*.hpp, with the same names, arguments and meaning;
-// reached through BALLAST_ON_CUDA.  Values are bf16, parameter gradients and statistics fp32.  Each
-// checks its arguments and enqueues on the compute stream.
+// reached through BALLAST_ON_CUDA.  Values are bf16, statistics fp32, parameter gradients fp32 or
+// bf16.  Each checks its arguments and enqueues on the compute stream.
 #pragma once
 #include <cstdint>
 #include <memory>

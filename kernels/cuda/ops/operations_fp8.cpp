@@ -1,4 +1,5 @@
 // Tensors of kernels/ops/fp8.hpp as arguments of the rounding kernels and of cuBLASLt.
+#include "kernels/cuda/ops/gradient_out.hpp"
 #include "kernels/cuda/ops/operations.hpp"
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/runtime/device.hpp"
@@ -107,8 +108,8 @@ void fp8_rope_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, con
                       : nullptr;
   check(fp8_rope_backward(float_of(dq), float_of(dk), float_of(dv), float_of(cos), float_of(sin),
                           static_cast<int>(dq.size(1)), static_cast<int>(dk.size(1)),
-                          static_cast<int>(dq.size(2)), target(rounded), d_bias.accumulate,
-                          float_of(d_bias.tensor), partial, stream()),
+                          static_cast<int>(dq.size(2)), target(rounded), out_of(d_bias), partial,
+                          stream()),
         "rope gradient in FP8");
 }
 
@@ -139,8 +140,8 @@ void fp8_linear_weight_gradient(const Fp8Tokens& x, const Fp8Tokens& dy,
                .a_scales = float_of(dy.column_scales),
                .b = bytes_of(x.columns),
                .b_scales = float_of(x.column_scales),
-               .c = float_of(dw),
-               .c_is_float = true,
+               .c = dw.raw(),
+               .c_is_float = dw.dtype() == DType::f32,
                .beta = target.accumulate ? 1.0f : 0.0f});
 }
 

@@ -14,6 +14,13 @@ namespace ballast::cuda {
 
 using Bf16 = __nv_bfloat16;
 
+/// Where the gradient of a parameter goes, in fp32 or, rounded to nearest, in bf16: it is
+/// stored there or, with `accumulate`, added to what is there.  `at` null: a frozen parameter.
+struct GradientOut {
+  void* at = nullptr;
+  bool is_float = true, accumulate = false;
+};
+
 /// Where [rows, width] go that are rounded to E4M3 (kernels/ops/fp8.hpp); width a multiple of 8.
 /// `bytes` [rows_padded, width] with `scales` [width / 128][rows_padded], rows beyond `rows` zero;
 /// `transposed` [width, columns_padded] (a multiple of 128) with `transposed_scales`
@@ -42,10 +49,10 @@ cudaError_t fp8_rmsnorm(const Bf16* x, const Bf16* residual, const Bf16* weight,
 cudaError_t fp8_rmsnorm_recompute(const Bf16* x, const float* rstd, const Bf16* weight,
                                   const Fp8Target& to, cudaStream_t stream);
 /// rope_backward by both, for heads that divide a block of 128; in the same pass d_bias as
-/// bias_gradient (null: none), with its workspace.
+/// bias_gradient, with its workspace.
 cudaError_t fp8_rope_backward(const float* dq, const float* dk, const float* dv, const float* cos,
                               const float* sin, int q_heads, int kv_heads, int head_dim,
-                              const Fp8Target& to, bool accumulate, float* d_bias, float* partial,
+                              const Fp8Target& to, const GradientOut& d_bias, float* partial,
                               cudaStream_t stream);
 /// A weight [out, in] in blocks of 128 x 128: bytes [out, in] with scales [out / 128][in / 128,
 /// padded to 4], and both transposed.
@@ -67,11 +74,11 @@ cudaError_t rmsnorm_forward(const Bf16* x, const Bf16* residual, const Bf16* wei
 cudaError_t rmsnorm_recompute(const Bf16* x, const float* rstd, const Bf16* weight, Bf16* y,
                               std::int64_t rows, int width, cudaStream_t stream);
 /// d_x = gradient of the norm's input, added to d_x when `accumulate_x`; in the same pass d_weight
-/// [width] likewise with `accumulate_weight` (null: a frozen weight).  `partial` is workspace of
-/// rmsnorm_partial_floats(width) floats; sums run in a fixed order.
+/// [width].  `partial` is workspace of rmsnorm_partial_floats(width) floats; sums run in a fixed
+/// order.
 std::size_t rmsnorm_partial_floats(int width);
 cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rstd, const Bf16* d_y,
-                             bool accumulate_x, Bf16* d_x, bool accumulate_weight, float* d_weight,
+                             bool accumulate_x, Bf16* d_x, const GradientOut& d_weight,
                              float* partial, std::int64_t rows, int width, cudaStream_t stream);
 
 /// cos, sin [tokens, half] of positions[t] * frequency[i], times `scale`; angles in fp64. frequency
@@ -97,7 +104,7 @@ cudaError_t qk_norm_rope(const Bf16* x, std::int64_t stride, const Bf16* w_q, co
                          std::int64_t tokens, int q_heads, int kv_heads, int head_dim,
                          cudaStream_t stream);
 /// Its backward behind rope_backward's, in one pass; d_w_q and d_w_k as rmsnorm_backward's d_weight
-/// (both null: frozen weights).  `partial` is workspace of qk_norm_partial_floats(head_dim) floats.
+/// (both or none).  `partial` is workspace of qk_norm_partial_floats(head_dim) floats.
 struct QkNormBackward {
   const float *dq, *dk, *dv;
   const Bf16* x;
@@ -107,10 +114,7 @@ struct QkNormBackward {
   const float *cos, *sin;
   Bf16* d_qkv;
   std::int64_t d_stride;
-  bool accumulate_q;
-  float* d_w_q;
-  bool accumulate_k;
-  float* d_w_k;
+  GradientOut d_w_q, d_w_k;
   float* partial;
   std::int64_t tokens;
   int q_heads, kv_heads, head_dim;
@@ -128,10 +132,10 @@ cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_u
 /// y [tokens, width] = table[ids].
 cudaError_t embedding_forward(const std::int32_t* ids, const Bf16* table, Bf16* y,
                               std::int64_t tokens, std::int64_t width, cudaStream_t stream);
-/// d_table[ids[t]] += d_y[t], in ascending t for each id (deterministic: ids are sorted first).
-/// Workspace of embedding_workspace(tokens) bytes.
+/// d_table[ids[t]] += d_y[t] (it accumulates), in ascending t for each id (deterministic: ids are
+/// sorted first). Workspace of embedding_workspace(tokens) bytes.
 std::size_t embedding_workspace(std::int64_t tokens);
-cudaError_t embedding_backward(const std::int32_t* ids, const Bf16* d_y, float* d_table,
+cudaError_t embedding_backward(const std::int32_t* ids, const Bf16* d_y, const GradientOut& d_table,
                                std::int64_t tokens, std::int64_t width, void* workspace,
                                std::size_t workspace_bytes, cudaStream_t stream);
 
@@ -159,13 +163,13 @@ struct AdamWFactors {
   std::int64_t first = 0;  ///< number of the first element, by which bf16 moments are rounded
   std::uint32_t key = 0;   ///< rounding_key() of the step
 };
-/// AdamW on n elements: fp32 master and gradient, moments in fp32 or in bf16, rounded by chance
-/// (kernels/ops/stochastic_rounding.hpp); bf16 values get the rounded master.
+/// AdamW on n elements: fp32 master, gradient in fp32 or bf16, moments in fp32 or in bf16, rounded
+/// by chance (kernels/ops/stochastic_rounding.hpp); bf16 values get the rounded master.
 /// Weights decay in the ranges [decay_bounds[0], decay_bounds[1]), ... (`bounds` ascending elements
 /// on the device).  `beside`: on a third of the multiprocessors, with the same bits.
-template <class Moment>
+template <class Moment, class Gradient>
 cudaError_t adamw_step(float* master, Moment* moment1, Moment* moment2,
-                       const std::int64_t* decay_bounds, int bounds, const float* gradient,
+                       const std::int64_t* decay_bounds, int bounds, const Gradient* gradient,
                        Bf16* values, std::int64_t n, AdamWFactors factors, cudaStream_t stream,
                        bool beside = false);
 /// Muon's momentum on n elements, fp32: moment = momentum moment + scale gradient, and the gradient
@@ -179,9 +183,11 @@ cudaError_t normalise(const float* x, const double* squares, double eps, Bf16* y
 /// master.
 cudaError_t muon_update(float* master, const float* direction, Bf16* values, std::int64_t n,
                         float step_size, float shrink, cudaStream_t stream);
-/// result[0] = sum of squares of x in fp64, fixed order.  `partial`: sum_partial_doubles() doubles.
+/// result[0] = sum of squares of x, fp32 or bf16, in fp64, fixed order.  `partial`:
+/// sum_partial_doubles() doubles.
 std::size_t sum_partial_doubles();
-cudaError_t sum_of_squares(const float* x, std::int64_t n, double* partial, double* result,
+template <class T>
+cudaError_t sum_of_squares(const T* x, std::int64_t n, double* partial, double* result,
                            cudaStream_t stream);
 /// result[0] = sum of x in fp64, fixed order.
 cudaError_t sum(const float* x, std::int64_t n, double* partial, double* result,
@@ -198,23 +204,23 @@ cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* ke
 cudaError_t fill_normal(Bf16* out, std::int64_t n, double std, std::uint64_t seed,
                         std::uint64_t stream_id, cudaStream_t stream);
 
-/// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart; bf16, or
-/// fp32 with `is_float`.
+/// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart; a and out
+/// bf16, or fp32 with `is_float`, then b too or, without `b_float`, bf16.
 cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride,
-                     void* out, std::int64_t out_stride, bool is_float, std::int64_t rows,
-                     std::int64_t width, cudaStream_t stream);
+                     void* out, std::int64_t out_stride, bool is_float, bool b_float,
+                     std::int64_t rows, std::int64_t width, cudaStream_t stream);
 /// Same rows, between any two of bf16 and fp32 (flags tell which side is fp32).
 cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, void* y, bool y_float,
                          std::int64_t y_stride, std::int64_t rows, std::int64_t width,
                          cudaStream_t stream);
-/// d_bias[c] = sum over rows of d_y[r, c], in a fixed order, added to d_bias when `accumulate`.
+/// d_bias[c] = sum over rows of d_y[r, c], in a fixed order.
 /// Rows of 16-byte pieces.  `partial`: bias_partial_floats(rows, columns) floats.
-cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, bool accumulate, float* d_bias,
+cudaError_t bias_gradient(const Bf16* d_y, std::int64_t row_stride, const GradientOut& d_bias,
                           float* partial, std::int64_t rows, std::int64_t columns,
                           cudaStream_t stream);
 std::size_t bias_partial_floats(std::int64_t rows, std::int64_t columns);
-/// out [columns] = or += the sum of `parts` rows of partial, in a fixed order.
-cudaError_t add_partials(const float* partial, bool accumulate, float* out, std::int64_t columns,
+/// out [columns] takes the sum of `parts` rows of partial, in a fixed order.
+cudaError_t add_partials(const float* partial, const GradientOut& out, std::int64_t columns,
                          int parts, cudaStream_t stream);
 
 }  // namespace ballast::cuda

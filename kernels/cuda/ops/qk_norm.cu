@@ -275,7 +275,7 @@ std::size_t qk_norm_partial_floats(int head_dim) {
 
 cudaError_t qk_norm_rope_backward(const QkNormBackward& a, cudaStream_t stream) {
   if (!fits(a.head_dim, a.stride) || a.d_stride % 8 != 0) return cudaErrorInvalidValue;
-  const bool weights = a.d_w_q != nullptr;
+  const bool weights = a.d_w_q.at != nullptr;
   int blocks = 0;  // without tokens the partial sums are none
   if (a.tokens > 0)
     with_group(a.head_dim, [&](auto size) {
@@ -290,12 +290,11 @@ cudaError_t qk_norm_rope_backward(const QkNormBackward& a, cudaStream_t stream) 
                       a.head_dim});
     });
   if (!weights) return cudaGetLastError();
-  if (const cudaError_t error =
-          add_partials(a.partial, a.accumulate_q, a.d_w_q, a.head_dim, blocks, stream);
+  if (const cudaError_t error = add_partials(a.partial, a.d_w_q, a.head_dim, blocks, stream);
       error != cudaSuccess)
     return error;
-  return add_partials(a.partial + static_cast<std::int64_t>(blocks) * a.head_dim, a.accumulate_k,
-                      a.d_w_k, a.head_dim, blocks, stream);
+  return add_partials(a.partial + static_cast<std::int64_t>(blocks) * a.head_dim, a.d_w_k,
+                      a.head_dim, blocks, stream);
 }
 
 }  // namespace ballast::cuda

@@ -295,7 +295,7 @@ std::size_t rmsnorm_partial_floats(int width) {
 }
 
 cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rstd, const Bf16* d_y,
-                             bool accumulate_x, Bf16* d_x, bool accumulate_weight, float* d_weight,
+                             bool accumulate_x, Bf16* d_x, const GradientOut& d_weight,
                              float* partial, std::int64_t rows, int width, cudaStream_t stream) {
   if (!fits(width)) return cudaErrorInvalidValue;
   int blocks = 0;  // without rows the partial sums are none
@@ -304,10 +304,10 @@ cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rst
       constexpr int kGroup = decltype(size)::value;
       constexpr std::int64_t kRows = RowGroup<kGroup>::kRows;
       const auto kernel = accumulate_x
-                              ? (d_weight != nullptr ? backward_kernel<kGroup, true, true>
-                                                     : backward_kernel<kGroup, true, false>)
-                              : (d_weight != nullptr ? backward_kernel<kGroup, false, true>
-                                                     : backward_kernel<kGroup, false, false>);
+                              ? (d_weight.at != nullptr ? backward_kernel<kGroup, true, true>
+                                                        : backward_kernel<kGroup, true, false>)
+                              : (d_weight.at != nullptr ? backward_kernel<kGroup, false, true>
+                                                        : backward_kernel<kGroup, false, false>);
       blocks = static_cast<int>(
           std::min<std::int64_t>(kMultiprocessors * (kBackwardThreads / RowGroup<kGroup>::kBlock),
                                  (rows + kRows - 1) / kRows));
@@ -316,8 +316,8 @@ cudaError_t rmsnorm_backward(const Bf16* x, const Bf16* weight, const float* rst
           packs_of(x), packs_of(weight), rstd, packs_of(d_y), packs_of(d_x), partial, rows,
           width / 8);
     });
-  if (d_weight == nullptr) return cudaGetLastError();
-  return add_partials(partial, accumulate_weight, d_weight, width, blocks, stream);
+  if (d_weight.at == nullptr) return cudaGetLastError();
+  return add_partials(partial, d_weight, width, blocks, stream);
 }
 
 }  // namespace ballast::cuda

@@ -47,6 +47,8 @@ struct Plan {
   bool large = false;                        ///< a product for which a trial may pay
   std::vector<cublasLtMatmulAlgo_t> rivals;  ///< not tried yet; only of large ones
   TrialRule rule;
+  /// Gradients in bf16: a product cut along k sums its parts in fp32, not in the result's type.
+  bool sums_full = false;
 };
 /// The operands of a call, in cuBLASLt's order, and the bytes of its result, which lies at c.
 struct Operands {
@@ -94,6 +96,12 @@ std::vector<cublasLtMatmulAlgo_t> algorithms(const Plan& plan, int most) {
       cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                            &kWorkspace, sizeof kWorkspace),
       "preference");
+  if (plan.sums_full) {
+    const std::uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    check_lt(cublasLtMatmulPreferenceSetAttribute(
+                 preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes),
+             "preference");
+  }
   std::array<cublasLtMatmulHeuristicResult_t, 1 + kRivals> results;
   int found = 0;
   cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.c, plan.c,
@@ -275,6 +283,7 @@ Plan lay_out(const Gemm& g) {
                                       g.transpose_a ? g.k : g.m, g.lda),
            "layout");
   check_lt(cublasLtMatrixLayoutCreate(&plan.c, c_type, g.n, g.m, g.ldc), "layout");
+  plan.sums_full = g.tokens == GemmTokens::k && !g.c_is_float;
   return plan;
 }
 Plan make_plan(const Gemm& g) {
@@ -353,6 +362,7 @@ Plan make_plan(const Fp8Gemm& g) {
   check_lt(
       cublasLtMatrixLayoutCreate(&plan.c, g.c_is_float ? CUDA_R_32F : CUDA_R_16BF, g.n, g.m, g.n),
       "layout");
+  plan.sums_full = !g.b_blocks && !g.c_is_float;
   choose_algorithm(plan, g.m, g.n, g.k);
   return plan;
 }

@@ -118,6 +118,26 @@ TEST(RateCosts, WhatLeavesANodeTakesTheNetwork) {
   EXPECT_NEAR(hop({1, 2, 4}), hop({1, 1, 4}), 0.01 * hop({1, 1, 4}));
 }
 
+TEST(RateCosts, StateInBf16HasFewerBytes) {
+  WorkShape work = work_of("qwen2.5-0.5b");
+  const DeviceRates& rates = device_rates(DeviceKind::h200);
+  const auto bytes = [&] {
+    return RateCosts(rates, work).optimizer(1000) * rates.memory_bytes / 1000;
+  };
+  const auto reduction = [&] {
+    return RateCosts(rates, work).reduce({.elements = 1 << 30, .ranks = 4, .scattered = true});
+  };
+  const double full = reduction();
+  EXPECT_NEAR(bytes(), 4 * 3 + 2 * 8 + 2, 1e-9);
+  work.moment_bytes = 2;
+  EXPECT_NEAR(bytes(), 4 * 3 + 2 * 4 + 2, 1e-9);
+  work.bf16_gradients = true;
+  EXPECT_NEAR(bytes(), 2 + 4 * 2 + 2 * 4 + 2, 1e-9);
+  EXPECT_NEAR(reduction() / full, 0.5, 0.01);
+  work.gradient_shards = true;  // what the optimizer reads is a sum in full
+  EXPECT_NEAR(bytes(), 4 * 3 + 2 * 4 + 2, 1e-9);
+}
+
 TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   const WorkShape work = work_of("qwen2.5-0.5b");
   ProfileTable table = stated_profile(1e-6, 1e-9, 2, PatternKind::moba, 64);

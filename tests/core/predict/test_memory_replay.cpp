@@ -49,6 +49,11 @@ TEST(MemoryReplay, ShardsAndTypesCountAsAllocated) {
   stage.bf16_moments = true;
   EXPECT_EQ(bytes(MemoryCategory::optimizer), 251 * (4 + 2 + 2));
   stage.bf16_moments = false;
+  stage.bf16_gradients = true;
+  EXPECT_EQ(bytes(MemoryCategory::gradients), 1004 * 2 + 251 * 4) << "buckets; sums stay full";
+  stage.zero = 1;
+  EXPECT_EQ(bytes(MemoryCategory::gradients), 1004 * 2);
+  stage.bf16_gradients = false;
 }
 
 TEST(MemoryReplay, TilesAreOfAGroupOfHeadsWhereEverythingIsChosen) {

@@ -91,6 +91,43 @@ TEST_F(Zero, Bf16MomentsHaveTheSameBitsInStages0And1) {
   EXPECT_FALSE(same_values(zero0.parameters, full.parameters));
 }
 
+TEST_F(Zero, Bf16GradientsHaveTheSameBitsInStages0And1) {
+  const Mesh& mesh = mesh_of(shape);
+  const auto rounds = [&](int zero) {
+    SmallOptions options = stage(zero);
+    options.bf16_gradients = true;
+    return options;
+  };
+  SmallTraining full(mesh, stage(0)), zero0(mesh, rounds(0)), zero1(mesh, rounds(1)),
+      zero2(mesh, rounds(2));
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    for (SmallTraining* t : {&full, &zero0, &zero1, &zero2}) t->gradients(samples);
+    if (step == 1) {
+      EXPECT_EQ(zero0.optimizer.shard_gradient(0).dtype(), DType::bf16);
+      EXPECT_EQ(zero2.optimizer.shard_gradient(0).dtype(), DType::f32) << "a sum over rounds";
+      for (const Parameter& p : full.parameters.table()) {
+        const std::vector<double> exact = elements(full.optimizer.full_gradient(p.name));
+        for (SmallTraining* t : {&zero0, &zero1, &zero2}) {
+          const Tensor found = t->optimizer.full_gradient(p.name);
+          ASSERT_EQ(found.dtype(), DType::f32);
+          EXPECT_LT(relative_error(elements(found), exact), 6e-3) << p.name;
+        }
+        EXPECT_TRUE(bit_equal(zero0.optimizer.full_gradient(p.name),
+                              zero1.optimizer.full_gradient(p.name)));
+      }
+    }
+    EXPECT_EQ(zero1.norm, zero0.norm);
+    EXPECT_NEAR(zero0.norm, full.norm, 6e-3 * full.norm);
+    for (SmallTraining* t : {&full, &zero0, &zero1, &zero2}) t->update(3e-3, step);
+    EXPECT_TRUE(bit_equal(zero0.parameters.values(), zero1.parameters.values())) << "step " << step;
+    EXPECT_LT(
+        relative_error(elements(zero0.parameters.values()), elements(full.parameters.values())),
+        2e-2)
+        << "step " << step;
+  }
+  EXPECT_FALSE(same_values(zero0.parameters, full.parameters));
+}
+
 TEST_F(Zero, Fp64StagesFollowOneRank) {
   const Mesh& mesh = mesh_of(shape);
   SmallOptions one = stage(0, DType::f64);

@@ -57,6 +57,24 @@ class Pipeline : public ::testing::Test {
   }
 };
 
+TEST_F(Pipeline, Bf16GradientsFollowOneRank) {
+  SCOPED_TRACE(trace);
+  const Reference reference = reference_step(samples, DType::f64, deep_shape(true));
+  for (const MeshShape& shape : pipeline_meshes(ranks))
+    for (const int zero : {0, 1, 2}) {
+      SmallOptions options;
+      options.shape = deep_shape(true);
+      options.zero = zero;
+      options.bf16_gradients = true;
+      const Mesh& mesh = mesh_of(shape);
+      SmallTraining training(mesh, options);
+      training.gradients(samples);
+      const auto [error, where] = worst_gradient(training, mesh.world, reference);
+      EXPECT_LT(error, 1.5e-2) << where << ", " << describe(shape) << ", zero " << zero;
+      EXPECT_GT(error, 1e-4) << "rounding";
+    }
+}
+
 TEST_F(Pipeline, EveryMeshAndScheduleEqualsOneRank) {
   SCOPED_TRACE(trace);
   int turn = 0;
