@@ -6,6 +6,7 @@
 
 #include "app/plan/latency.hpp"
 #include "app/plan/opened_files.hpp"
+#include "core/predict/stage_work.hpp"
 #include "core/predict/table_costs.hpp"
 
 namespace ballast {
@@ -28,6 +29,28 @@ bool has_costs(const Config& config) {
   return !config.profile.table.empty() ||
          config.is_set(&Config::costs, &CostsConfig::forward_token_s);
 }
+
+namespace {
+
+/// A GPU keeps the patterns of the sample whose drift is measured from one measurement to the next.
+void count_kept_indexes(const StepPlan& drift, std::vector<StageMemory>& stages) {
+  for (std::size_t d = 0; d < drift.lanes.size(); ++d) {
+    const std::vector<StageWork> work =
+        lane_work(drift, static_cast<int>(d), stages.front().index_rules());
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      StageMemory& stage = stages[s];
+      std::int64_t bytes = 0;
+      for (const RankMicroBatch& m : work.at(s).list) {
+        bytes += m.gpu_index.micro_batch;
+        for (std::int64_t layer = 0; layer < stage.layers; ++layer)
+          bytes += m.gpu_index.layer(stage.first_layer + layer);
+      }
+      stage.kept_index_bytes = std::max(stage.kept_index_bytes, bytes);
+    }
+  }
+}
+
+}  // namespace
 
 PlannedRun::PlannedRun(const Config& config, std::shared_ptr<const Costs> costs)
     : config_(config),
@@ -58,12 +81,22 @@ void PlannedRun::count_memory() {
   RunOptions run = options_;
   run.attention.heads = head_table_here(config_);
   simulation_.memory = stage_memories(config_, run);
-  if (config_.eval.every_steps == 0) return;
-  const std::vector<SampleLength> samples = samples_->evaluated();
-  if (samples.empty()) return;
   StepOptions options = step_options(config_, options_, simulation_, *costs_);
   options.batching = batching_;  // with what samples cost
-  simulation_.evaluation = std::make_shared<const StepPlan>(plan_evaluation(samples, options));
+  const auto plan = [&](const std::vector<SampleLength>& samples) {
+    return samples.empty() ? nullptr
+                           : std::make_shared<const StepPlan>(plan_evaluation(samples, options));
+  };
+  std::shared_ptr<const StepPlan> drift;
+  if (config_.trace.measures_drift() && options_.attention.sparse()) {
+    drift = plan(samples_->drifting());
+    if (drift) count_kept_indexes(*drift, simulation_.memory);
+  }
+  if (config_.eval.every_steps > 0) simulation_.evaluation = plan(samples_->evaluated());
+  evaluates_ = config_.eval.every_steps;
+  if (simulation_.evaluation || !drift) return;
+  simulation_.evaluation = std::move(drift);
+  evaluates_ = config_.trace.recall_every;
 }
 
 PlannedRun::Step PlannedRun::next() {

@@ -47,6 +47,11 @@ std::vector<SampleLength> PlannedSamples::evaluated() const {
   return lengths(sampler_.evaluated(config_.eval.samples));
 }
 
+std::vector<SampleLength> PlannedSamples::drifting() const {
+  const std::vector<std::int64_t>& held_out = sampler_.validation();
+  return held_out.empty() ? std::vector<SampleLength>{} : lengths({held_out.front()});
+}
+
 std::vector<SampleLength> PlannedSamples::lengths(const std::vector<std::int64_t>& samples) const {
   std::vector<SampleLength> list;
   list.reserve(samples.size());

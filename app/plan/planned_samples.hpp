@@ -34,6 +34,8 @@ class PlannedSamples {
 
   /// What the deck's evaluations take; empty where nothing is held out.
   std::vector<SampleLength> evaluated() const;
+  /// That whose drift is measured; none: the first held-out one does not exist.
+  std::vector<SampleLength> drifting() const;
 
   const Dataset& dataset() const { return *dataset_; }
   std::int64_t training_samples() const { return sampler_.training_samples(); }

@@ -73,9 +73,6 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   checkpoints_.emplace(session_, optimizer_, checkpoint_options(), restored,
                        [this](const std::string& text) { log_.comment(text); });
   write_header(restored, train_step_.table_notes());
-  if (config.trace.recall_drift && session_.options.attention.sparse() &&
-      session_.device.space() != Space::host)
-    log_.comment("trace.recall_drift: drift is measured on the host backend alone");
   tell_status();
 }
 
@@ -420,9 +417,8 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
 std::vector<DriftRow> Trainer::measure_drift(std::int64_t step) {
   const TraceConfig& trace = session_.config.trace;
   const std::vector<std::int64_t> held_out = session_.sampler.validation();
-  if (!trace.recall_drift || !trace.enabled || trace.recall_every == 0 ||
-      step % trace.recall_every != 0 || held_out.empty() || !session_.options.attention.sparse() ||
-      session_.device.space() != Space::host)
+  if (!trace.measures_drift() || step % trace.recall_every != 0 || held_out.empty() ||
+      !session_.options.attention.sparse())
     return {};
   if (!drift_) drift_.emplace(session_, planner_, held_out.front());
   std::vector<DriftRow> rows = drift_->measure();

@@ -220,6 +220,7 @@ struct TraceConfig {
   std::int64_t plans_every = 1;
   std::int64_t recall_every = 5, recall_rows = 16;
   bool recall_drift = false;
+  bool measures_drift() const { return enabled && recall_drift && recall_every > 0; }
   std::int64_t indexes_every = 0;
 };
 

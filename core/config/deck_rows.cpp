@@ -357,8 +357,7 @@ void trace_rows(Schema& schema) {
       .when_any({recall.is_not(0)});
   trace
       .key("recall_drift", &TraceConfig::recall_drift,
-           "at every such step on the host, a forward pass of the first held-out sample too: what "
-           "the index of "
+           "at every such step a forward pass of the first held-out sample too: what the index of "
            "the measurement before holds of the present attention, against the present index")
       .when_any({recall.is_not(0)});
   trace

@@ -45,6 +45,7 @@ struct StageMemory {
   std::int64_t window_tokens = 8192;  ///< offload: of stored keys that come at once
   std::vector<MuonShare> muon;        ///< of the ranks that may be meant; empty: AdamW
   std::int64_t overlap_bytes = 0;     ///< of a tied embedding that its other copy's gradient needs
+  std::int64_t kept_index_bytes = 0;  ///< of patterns on a GPU whose drift is measured
   /// A token of a batch: itself, target and position; its name for the adapters' dropout; the
   /// weight of its loss, of `number` bytes (0: it has none), which the last stage keeps beside the
   /// loss instead.

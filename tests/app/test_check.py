@@ -113,6 +113,27 @@ class Check(RunCase):
         with open(twin) as f:
             return done.stdout, json.load(f)
 
+    def test_patterns_whose_drift_is_measured_stay_on_a_gpu(self):
+        deck = self.deck(dp=1, steps=1)
+        keys = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
+        keys += ["data.validation_share=0.3", "trace.recall_every=1"]
+        # Heads that kernels take.
+        gpu = ["run.backend=cuda", "model.head_dim=64", "model.hidden=256"]
+
+        def workspace(*more):
+            stages = self.check(deck, *keys, *more)[1]["stages"]
+            return sum(stage["memory"]["workspace_bytes"] for stage in stages)
+
+        drift = "trace.recall_drift=true"
+        self.assertGreater(workspace(*gpu, drift), workspace(*gpu))
+        self.assertEqual(
+            workspace(*gpu, drift, "trace.recall_every=0"), workspace(*gpu, "trace.recall_every=0")
+        )
+        self.assertEqual(
+            workspace(*gpu, drift, "data.validation_share=0"),
+            workspace(*gpu, "data.validation_share=0"),
+        )
+
     def test_the_files_are_opened(self):
         deck = self.deck()
         text, facts = self.check(deck)

@@ -154,13 +154,14 @@ class Cuda(RunCase):
                         ),
                     )
                     for row, host_row in zip(found, expected):
-                        self.assertEqual("recall" in row, "recall" in host_row, label)
-                        if "recall" in row:
-                            self.assertLess(
-                                abs(float(row["recall"]) - float(host_row["recall"])),
-                                2e-2,
-                                f"{label}: recall of step {row['step']}",
-                            )
+                        for key in ("recall", "drift"):
+                            self.assertEqual(key in row, key in host_row, f"{label}: {key}")
+                            if key in row:
+                                self.assertLess(
+                                    abs(float(row[key]) - float(host_row[key])),
+                                    2e-2,
+                                    f"{label}: {key} of step {row['step']}",
+                                )
                     worst = max(
                         abs(float(a["loss"]) / float(b["loss"]) - 1)
                         for a, b in zip(found, expected)
@@ -279,6 +280,16 @@ class Cuda(RunCase):
                 steps=5,
             )
             self.assertLess(curve[-1], curve[0])
+
+    def test_drift_follows_the_host(self):
+        each = ["trace.recall_every=2", "trace.recall_drift=true"]
+        for name, pattern in (("slash", SLASH), ("moba", MOBA), ("xattention", XATTENTION)):
+            pattern = pattern + each
+            meshes = [({}, []), ({"cp_inner": 2}, []), ({"sp": 2}, []), ({"pp": 2}, [])]
+            runs = [(mesh, pattern + extra) for mesh, extra in meshes]
+            self.compare(f"drift {name}", pattern, runs, text=LONG, steps=5)
+            rows = self.steps(self.out(f"drift-{name}-0"))
+            self.assertEqual([int(r["step"]) for r in rows if "drift" in r], [3, 5], name)
 
     def test_tuned_budgets_follow_the_host(self):
         for name, pattern in (
