@@ -40,6 +40,7 @@ void BucketReplay::hold_state(std::int64_t value_bytes) {
                      moment_bytes = stage_.bf16_moments ? 2 : element_bytes_;
   ledger_.add(MemoryCategory::optimizer,
               moments * moment_bytes + (wide ? 0 : owned * element_bytes_));
+  ledger_.add(MemoryCategory::workspace, stage_.kept_index_bytes);
 }
 
 void BucketReplay::add(std::size_t bucket) {

@@ -15,7 +15,7 @@ class BucketReplay {
   /// `element_bytes`: of a master weight, and of what is kept in full.
   BucketReplay(const StageMemory& stage, Ledger& ledger, std::int64_t element_bytes);
 
-  /// Values of `value_bytes` an element, gradients and optimizer state, which stay.
+  /// Values of `value_bytes` an element, gradients, optimizer state and kept patterns, which stay.
   void hold_state(std::int64_t value_bytes);
   /// Backward adds to the gradients of a layer of the stage, of the head, of the embedding.
   void add_layer(std::int64_t layer);

@@ -32,7 +32,6 @@ class Replay {
         windows_(ledger_, MemoryCategory::kv_store),
         away_(ledger_, MemoryCategory::offloaded) {
     buckets_.hold_state(element_);
-    ledger_.add(MemoryCategory::workspace, stage.kept_index_bytes);
   }
 
   void evaluate(const StageWork& evaluation) {
