@@ -6,6 +6,7 @@
 #include "core/config/deck.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
+#include "core/config/step_options.hpp"
 #include "tests/core/config/other_value.hpp"
 
 namespace ballast {
@@ -156,6 +157,35 @@ TEST(RunOptions, GroupsOfAnotherMethodCutNoSamples) {
   EXPECT_EQ(data_options(config).max_tokens, 0);
   config.batching.method = Batching::hbp;
   EXPECT_EQ(data_options(config).max_tokens, 256);
+}
+
+TEST(RunOptions, StagesThatShareAnEmbeddingExchangeItsGradient) {
+  Config config;
+  ModelConfig& model = config.model;
+  model.layers = 24, model.hidden = 896, model.intermediate = 4864, model.vocabulary = 151936;
+  model.query_heads = 14, model.kv_heads = 2, model.head_dim = 64, model.tied_embedding = true;
+  config.run.backend = Backend::cuda;
+  config.run.precision = Precision::bf16;
+  config.mesh.dp = 4;
+  const auto exchanged = [&](int stages, int zero, StatePrecision gradients) {
+    config.mesh.pp = stages, config.optimizer.zero = zero, config.optimizer.gradients = gradients;
+    std::vector<std::int64_t> bytes;
+    for (const StageMemory& stage : stage_memories(config, RunOptions::from(config)))
+      bytes.push_back(stage.overlap_bytes);
+    return bytes;
+  };
+  const std::int64_t elements = std::int64_t{151936} * 896;
+  using Bytes = std::vector<std::int64_t>;
+  for (const StatePrecision kept : {StatePrecision::full, StatePrecision::bf16}) {
+    const std::int64_t width = kept == StatePrecision::bf16 ? 2 : 4;
+    EXPECT_EQ(exchanged(1, 0, kept), Bytes{0});
+    EXPECT_EQ(exchanged(2, 0, kept), Bytes({elements * width, elements * width}));
+    EXPECT_EQ(exchanged(3, 1, kept), Bytes({elements / 4 * width, 0, elements / 4 * width}));
+    // ZeRO 2 sums up in fp32 whatever travels.
+    EXPECT_EQ(exchanged(2, 2, kept), Bytes({elements, elements}));
+  }
+  model.tied_embedding = false;
+  EXPECT_EQ(exchanged(2, 1, StatePrecision::full), Bytes({0, 0}));
 }
 
 }  // namespace
