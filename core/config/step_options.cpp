@@ -208,10 +208,12 @@ std::int64_t dense_keys(const Config& config, const AttentionOptions& attention)
   return keys_taken(most, attention.moba_block);
 }
 
-/// StageMemory::overlap_bytes of a stage that has a copy of the embedding.
-std::int64_t tied_overlap_bytes(const StageMemory& stage) {
+/// StageMemory::overlap_bytes of a stage whose copy of the embedding lies in this bucket: the
+/// fullest rank's slice of it may be of the embedding alone.
+std::int64_t tied_overlap_bytes(const StageMemory& stage, const ParameterBucket& bucket) {
   const std::int64_t elements = stage.model.vocabulary * stage.model.hidden,
-                     held = stage.zero == 0 ? elements : elements / stage.replicas;
+                     slice = (bucket.elements + stage.replicas - 1) / stage.replicas,
+                     held = stage.zero == 0 ? elements : std::min(elements, slice);
   return held * (stage.bf16_gradients && stage.zero < 2 ? 2 : stage.type == DType::f64 ? 8 : 4);
 }
 
@@ -254,12 +256,14 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
     StageMemory& in = stages[static_cast<std::size_t>(p.stage)];
     (p.trainable ? in.parameters : in.frozen) += p.numel();
   }
-  if (stages.size() > 1 && local.tied_embedding && !local.lora.enabled())
-    for (StageMemory* in : {&stages.front(), &stages.back()})
-      in->overlap_bytes = tied_overlap_bytes(*in);
   const std::vector<std::vector<Parameter>> trainable = stage_trainables(config, options);
   for (std::size_t s = 0; s < stages.size(); ++s)
     stages[s].buckets = parameter_buckets(trainable[s], bucket_bytes(config));
+  if (stages.size() > 1 && local.tied_embedding && !local.lora.enabled()) {
+    StageMemory &first = stages.front(), &last = stages.back();
+    first.overlap_bytes = tied_overlap_bytes(first, first.buckets.front());
+    last.overlap_bytes = tied_overlap_bytes(last, last.buckets.back());
+  }
   const std::vector<StageMuon> muon = stage_muon(config, options);
   for (std::size_t s = 0; s < muon.size(); ++s) muon[s].add_to(stages[s]);
   return stages;

@@ -92,8 +92,8 @@ void optimizer_rows(Schema& schema) {
   optimizer
       .key("gradients", &OptimizerConfig::gradients,
            "full: gradients are kept and summed in the precision of master weights; bf16: in half "
-           "of that, each micro-batch's sum rounded to nearest, as are sums over ranks; shards of "
-           "zero = 2 stay full")
+           "of that, what a micro-batch adds (the head: model.head_chunk_tokens of it) and every "
+           "sum rounded to nearest, over ranks too; shards of zero = 2 stay full")
       .when(kind, OptimizerKind::adamw);
   optimizer.key("eps", &OptimizerConfig::eps, "", above(0), "epsilon of AdamW");
   optimizer

@@ -30,6 +30,7 @@ struct Collective {
   std::int64_t elements = 0;
   int ranks = 1;           ///< that take part
   bool scattered = false;  ///< every rank ends with its share alone (or begins with it)
+  bool full = false;       ///< of sums that are kept full, whatever gradients are kept in
 };
 
 class Costs {

@@ -200,7 +200,7 @@ double RateCosts::collective(const Collective& of, double bytes, double passes) 
 
 double RateCosts::reduce(const Collective& sum) const {
   const std::int64_t full = std::max<std::int64_t>(4, work_.element_bytes);
-  const auto element = static_cast<double>(work_.bf16_gradients ? 2 : full);
+  const auto element = static_cast<double>(work_.bf16_gradients && !sum.full ? 2 : full);
   return collective(sum, element * static_cast<double>(sum.elements), sum.scattered ? 1 : 2);
 }
 

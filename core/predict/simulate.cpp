@@ -71,7 +71,7 @@ class StepEnd {
         terms.reduction_s += share * seconds;
         break;
       case CollectiveKind::tied_sum:
-        seconds = costs_.reduce({c.elements, 2, false});
+        seconds = costs_.reduce({c.elements, 2, false, plan_.zero == 2});
         ready_s_.front() = ready_s_.back() = std::max(ready_s_.front(), ready_s_.back()) + seconds;
         terms.reduction_s +=
             share * seconds * std::min<double>(2, static_cast<double>(ready_s_.size()));

@@ -42,7 +42,7 @@ struct Element<bf16> {
 
 /// out[i] = parts[0][i] (+) parts[1][i] (+) ..., always in this order.  Floating-point sums run in
 /// fp64 and round once, so they depend on the values and the number of parts alone.  `out` may be
-/// one of the parts.
+/// one of the parts.  A sum of bf16 becomes fp32, then bf16.
 template <class T>
 void combine(const std::vector<const T*>& parts, std::int64_t n, Reduction reduction, T* out) {
   using Of = Element<T>;

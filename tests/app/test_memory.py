@@ -81,6 +81,7 @@ def draw(choice):
         keys["recompute.layers"] = choice([-1, 1])
     keys["run.precision"] = choice(["fp32", "fp32", "fp64", "fp8"])
     keys["model.qk_norm"] = choice(["true", "false"])
+    keys["model.tied_embedding"] = choice(["true", "false"])
     if choice([False, False, True]):
         keys["lora.rank"] = 4
     method = choice(["none", "none", "packed", "chunkflow"])

@@ -134,6 +134,7 @@ TEST(RateCosts, StateInBf16HasFewerBytes) {
   work.bf16_gradients = true;
   EXPECT_NEAR(bytes(), 2 + 4 * 2 + 2 * 4 + 2, 1e-9);
   EXPECT_NEAR(reduction() / full, 0.5, 0.01);
+  EXPECT_EQ(RateCosts(rates, work).reduce({1 << 30, 4, true, true}), full) << "of a shard's sums";
   work.gradient_shards = true;  // what the optimizer reads is a sum in full
   EXPECT_NEAR(bytes(), 4 * 3 + 2 * 4 + 2, 1e-9);
 }

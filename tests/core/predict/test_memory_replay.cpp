@@ -56,6 +56,21 @@ TEST(MemoryReplay, ShardsAndTypesCountAsAllocated) {
   stage.bf16_gradients = false;
 }
 
+TEST(MemoryReplay, WhatStaysAndWhatATiedStageReceivesCount) {
+  StageMemory stage = small_stage();
+  stage.host = false;
+  const auto bytes = [&](MemoryCategory category) {
+    return replay_memory(stage, {kOnce, {part_of(0)}})[category];
+  };
+  const std::int64_t sent = bytes(MemoryCategory::communication),
+                     used = bytes(MemoryCategory::workspace);
+  stage.overlap_bytes = 1 << 20;
+  stage.kept_index_bytes = 1 << 19;
+  EXPECT_GE(bytes(MemoryCategory::communication), 1 << 20);
+  EXPECT_LE(bytes(MemoryCategory::communication), (1 << 20) + sent);
+  EXPECT_EQ(bytes(MemoryCategory::workspace), used + (1 << 19));
+}
+
 TEST(MemoryReplay, TilesAreOfAGroupOfHeadsWhereEverythingIsChosen) {
   StageMemory stage = small_stage();
   stage.host = true;  // whose attention has tiles
