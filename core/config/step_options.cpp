@@ -59,7 +59,6 @@ WorkShape work_shape(const Config& config) {
   work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
   work.moment_bytes = config.optimizer.bf16_moments() ? 2 : 4;
   work.bf16_gradients = config.optimizer.bf16_gradients();
-  work.gradient_shards = config.optimizer.zero == 2;
   work.block_tokens = budget_block_tokens(config);
   work.ranks_per_node = config.mesh.ranks_per_node;
   return work;

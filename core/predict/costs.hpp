@@ -68,8 +68,9 @@ class Costs {
 
   virtual double reduce(const Collective& sum) const = 0;
   virtual double gather(const Collective& all) const = 0;
-  /// Update of the elements whose optimizer state one rank owns.
-  virtual double optimizer(std::int64_t elements) const = 0;
+  /// Update of the elements whose optimizer state one rank owns; `full_gradients`: their gradients
+  /// are kept full whatever others are (optimizer.zero = 2).
+  virtual double optimizer(std::int64_t elements, bool full_gradients) const = 0;
   /// Matrix products of the optimizer (Muon) on one rank.
   virtual double products(double) const { return 0; }
   /// One rank's part of a checkpoint.

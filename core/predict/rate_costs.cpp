@@ -208,10 +208,10 @@ double RateCosts::gather(const Collective& all) const {
   return collective(all, static_cast<double>(work_.element_bytes * all.elements), 1);
 }
 
-double RateCosts::optimizer(std::int64_t elements) const {
+double RateCosts::optimizer(std::int64_t elements, bool full_gradients) const {
   // Gradient, two moments and the master weight are read, all but the gradient written, and the
   // value.
-  const std::int64_t gradient = work_.bf16_gradients && !work_.gradient_shards ? 2 : 4,
+  const std::int64_t gradient = work_.bf16_gradients && !full_gradients ? 2 : 4,
                      bytes = gradient + 2 * 4 + 4 * work_.moment_bytes + work_.element_bytes;
   return static_cast<double>(elements) * static_cast<double>(bytes) / rates_.memory_bytes;
 }

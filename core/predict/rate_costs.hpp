@@ -32,7 +32,6 @@ struct WorkShape {
   std::int64_t element_bytes = 2;  ///< of activations and parameter values
   std::int64_t moment_bytes = 4;   ///< of each of the optimizer's moments
   bool bf16_gradients = false;     ///< as they are kept and travel
-  bool gradient_shards = false;    ///< optimizer.zero = 2: their sums are fp32
   std::int64_t block_tokens = 64;  ///< tokens of the key blocks that budgets count
   int ranks_per_node = 0;          ///< 0: 8
 };
@@ -53,7 +52,7 @@ class RateCosts final : public Costs {
   double host_copy(std::int64_t tokens, const ContextSplit& split) const override;
   double reduce(const Collective& sum) const override;
   double gather(const Collective& all) const override;
-  double optimizer(std::int64_t elements) const override;
+  double optimizer(std::int64_t elements, bool full_gradients) const override;
   double products(double flops) const override { return flops / rates_.matmul_flops; }
   double checkpoint(std::int64_t bytes) const override;
 

@@ -82,8 +82,8 @@ class StepEnd {
           ready_s_.assign(ready_s_.size(), end_s() + seconds), terms.reduction_s += seconds;
         break;
       case CollectiveKind::optimizer:
-        seconds =
-            costs_.optimizer(plan_.zero > 0 ? (c.elements + replicas - 1) / replicas : c.elements);
+        seconds = costs_.optimizer(
+            plan_.zero > 0 ? (c.elements + replicas - 1) / replicas : c.elements, plan_.zero == 2);
         if (!options_.muon.empty()) {
           const MuonCost& muon = options_.muon.at(stage);
           seconds += costs_.products(muon.flops);

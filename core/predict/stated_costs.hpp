@@ -40,7 +40,7 @@ class StatedCosts final : public Costs {
   double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
   double reduce(const Collective&) const override { return 0; }
   double gather(const Collective&) const override { return 0; }
-  double optimizer(std::int64_t) const override { return 0; }
+  double optimizer(std::int64_t, bool) const override { return 0; }
   double checkpoint(std::int64_t) const override { return 0; }
 
  private:

@@ -36,7 +36,9 @@ class TableCosts final : public Costs {
   }
   double reduce(const Collective& sum) const override { return rates_.reduce(sum); }
   double gather(const Collective& all) const override { return rates_.gather(all); }
-  double optimizer(std::int64_t elements) const override { return rates_.optimizer(elements); }
+  double optimizer(std::int64_t elements, bool full_gradients) const override {
+    return rates_.optimizer(elements, full_gradients);
+  }
   double products(double flops) const override { return rates_.products(flops); }
   double checkpoint(std::int64_t bytes) const override { return rates_.checkpoint(bytes); }
 

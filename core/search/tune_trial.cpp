@@ -134,7 +134,7 @@ void add_step(Trial& trial, const StepPlan& plan, const SimulatedStep& step) {
 }  // namespace
 
 const Costs& TuneTrials::costs(const Candidate& candidate) {
-  std::shared_ptr<const Costs>& made = costs_[{candidate.mesh.pp, candidate.zero == 2}];
+  std::shared_ptr<const Costs>& made = costs_[candidate.mesh.pp];
   if (!made) made = input_.costs(with(input_.base, candidate));
   return *made;
 }

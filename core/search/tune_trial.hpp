@@ -88,8 +88,7 @@ class TuneTrials {
   Trial lightest_of(const std::vector<Candidate>& choices);
 
   const TuneInput& input_;
-  /// By mesh.pp, where costs are stated, and whether gradients lie in shards, which are kept full.
-  std::map<std::pair<int, bool>, std::shared_ptr<const Costs>> costs_;
+  std::map<int, std::shared_ptr<const Costs>> costs_;  ///< by mesh.pp, where costs are stated
   std::map<std::vector<std::int64_t>, Standing> standing_;
   std::int64_t planned_ = 0;  ///< steps
 };

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "core/base/bf16.hpp"
+#include "core/base/number.hpp"
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
 #include "kernels/ops/stochastic_rounding.hpp"
@@ -33,7 +33,7 @@ struct FullMoments {
 template <class T>
 struct Bf16Moments {
   using Stored = bf16;
-  static T value(bf16 stored) { return from_bf16_bits(stored.bits); }
+  static T value(bf16 stored) { return number(stored); }
   static std::uint32_t random(std::uint32_t key, std::int64_t index) {
     return rounding_bits(key, index);
   }
@@ -94,7 +94,7 @@ void adamw(AdamWState& state, const Tensor& gradient_, double gradient_scale, do
     T widened[kSpan];
     if (half != nullptr)
       for (std::int64_t i = begin; i < end; ++i)
-        widened[i - begin] = static_cast<T>(from_bf16_bits(half[i].bits));
+        widened[i - begin] = static_cast<T>(ballast::number(half[i]));
     const T* const gradient = half != nullptr ? widened : full + begin;
     for (std::int64_t at = begin; at < end;) {
       const std::int64_t* next = std::upper_bound(bounds, last, at);
@@ -113,14 +113,7 @@ double squares(const Tensor& x_) {
   const auto x = vector<const T>(x_);
   const T* p = x.data();
   return lane_sum<double>(x_.numel(), [p](std::int64_t i) {
-    return static_cast<double>(p[i]) * static_cast<double>(p[i]);
-  });
-}
-
-double bf16_squares(const Tensor& x) {
-  const bf16* p = vector<const bf16>(x).data();
-  return lane_sum<double>(x.numel(), [p](std::int64_t i) {
-    const double value = from_bf16_bits(p[i].bits);
+    const double value = number(p[i]);
     return value * value;
   });
 }
@@ -159,7 +152,7 @@ void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale
 double sum_of_squares(const Tensor& x) {
   if (x.numel() == 0) return 0;
   BALLAST_ON_CUDA(x, sum_of_squares(x));
-  if (x.dtype() == DType::bf16) return host::bf16_squares(x);
+  if (x.dtype() == DType::bf16) return host::squares<bf16>(x);
   return dispatch_float(x.dtype(), [&](auto t) { return host::squares<decltype(t)>(x); });
 }
 

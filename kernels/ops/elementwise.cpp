@@ -1,24 +1,12 @@
 #include "kernels/ops/elementwise.hpp"
 
-#include "core/base/bf16.hpp"
+#include "core/base/number.hpp"
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/host_view.hpp"
 
 namespace ballast {
 namespace host {
 namespace {
-
-template <class T>
-T number(T x) {
-  return x;
-}
-float number(bf16 x) { return from_bf16_bits(x.bits); }
-
-void store(float sum, bf16& to) { to.bits = to_bf16_bits(sum); }
-template <class T>
-void store(T sum, T& to) {
-  to = sum;
-}
 
 template <class A, class B>
 void add(const Tensor& a_, const Tensor& b_, Tensor& out_) {
@@ -31,7 +19,7 @@ void add(const Tensor& a_, const Tensor& b_, Tensor& out_) {
     A* z = out.row(i);
     const std::int64_t n = out.columns();
 #pragma GCC ivdep
-    for (std::int64_t j = 0; j < n; ++j) store(number(x[j]) + number(y[j]), z[j]);
+    for (std::int64_t j = 0; j < n; ++j) z[j] = element_of<A>(number(x[j]) + number(y[j]));
   });
 }
 
@@ -62,7 +50,7 @@ void copy_rows(const Tensor& from_, Tensor& to_) {
         const auto* x = from.row(i);
         To* y = to.row(i);
         const std::int64_t n = to.columns();
-        for (std::int64_t j = 0; j < n; ++j) y[j] = static_cast<To>(host::number(x[j]));
+        for (std::int64_t j = 0; j < n; ++j) y[j] = static_cast<To>(number(x[j]));
       });
     };
     if (from_.dtype() == DType::bf16) return copy(host::matrix<const bf16>(from_));

@@ -1,6 +1,6 @@
 // A parameter's gradient as host loops write it, in whatever type it is kept.
 #pragma once
-#include "core/base/bf16.hpp"
+#include "core/base/number.hpp"
 #include "kernels/ops/gradient_target.hpp"
 #include "kernels/ops/host_view.hpp"
 
@@ -18,12 +18,10 @@ class GradientElements {
   }
   /// `sum` becomes element i or is added to it.
   void put(std::int64_t i, T sum) const {
-    if (full_ != nullptr) {
-      full_[i] = (accumulate_ ? full_[i] : T(0)) + sum;
-      return;
-    }
-    const T before = accumulate_ ? static_cast<T>(from_bf16_bits(rounded_[i].bits)) : T(0);
-    rounded_[i].bits = to_bf16_bits(static_cast<float>(before + sum));
+    const auto put_in = [&]<class To>(To& to) {
+      to = element_of<To>((accumulate_ ? static_cast<T>(number(to)) : T(0)) + sum);
+    };
+    full_ != nullptr ? put_in(full_[i]) : put_in(rounded_[i]);
   }
 
  private:

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <map>
 
-#include "core/base/bf16.hpp"
+#include "core/base/number.hpp"
 #include "core/base/reduction_space.hpp"
 #include "parallel/comm/library_watch.hpp"
 #include "parallel/comm/messages.hpp"
@@ -26,45 +26,31 @@ void require_dense(const Tensor& t, const char* call) {
   require(t.contiguous(), "{} needs contiguous tensors, got shape {}", call, to_string(t.shape()));
 }
 
-/// An element as it is added, and a sum as an element.
-template <class T>
-struct Element {
-  using Sum = std::conditional_t<std::is_floating_point_v<T>, double, T>;
-  static Sum number(T x) { return static_cast<Sum>(x); }
-  static T stored(Sum x) { return static_cast<T>(x); }
-};
-template <>
-struct Element<bf16> {
-  using Sum = double;
-  static Sum number(bf16 x) { return from_bf16_bits(x.bits); }
-  static bf16 stored(Sum x) { return {to_bf16_bits(static_cast<float>(x))}; }
-};
-
 /// out[i] = parts[0][i] (+) parts[1][i] (+) ..., always in this order.  Floating-point sums run in
 /// fp64 and round once, so they depend on the values and the number of parts alone.  `out` may be
 /// one of the parts.  A sum of bf16 becomes fp32, then bf16.
 template <class T>
 void combine(const std::vector<const T*>& parts, std::int64_t n, Reduction reduction, T* out) {
-  using Of = Element<T>;
-  using Sum = typename Of::Sum;
+  constexpr bool kFloats = std::is_floating_point_v<T> || std::is_same_v<T, bf16>;
+  using Sum = std::conditional_t<kFloats, double, T>;
+  const auto term = [](T x) { return static_cast<Sum>(number(x)); };
   constexpr std::int64_t kSpan = 1024;
   Sum sum[kSpan];
   for (std::int64_t begin = 0; begin < n; begin += kSpan) {
     const std::int64_t count = std::min(kSpan, n - begin);
-    for (std::int64_t i = 0; i < count; ++i) sum[i] = Of::number(parts[0][begin + i]);
+    for (std::int64_t i = 0; i < count; ++i) sum[i] = term(parts[0][begin + i]);
     for (std::size_t p = 1; p < parts.size(); ++p) {
       const T* x = parts[p] + begin;
       // Comparisons are written so that a NaN wins from either side.
       const auto join = [&](const auto& chosen) {
         for (std::int64_t i = 0; i < count; ++i) {
-          const Sum next = Of::number(x[i]);
+          const Sum next = term(x[i]);
           sum[i] = chosen(sum[i], next) || sum[i] != sum[i] ? sum[i] : next;
         }
       };
       switch (reduction) {
         case Reduction::sum:
-          for (std::int64_t i = 0; i < count; ++i)
-            sum[i] = static_cast<Sum>(sum[i] + Of::number(x[i]));
+          for (std::int64_t i = 0; i < count; ++i) sum[i] = static_cast<Sum>(sum[i] + term(x[i]));
           break;
         case Reduction::max:
           join([](Sum a, Sum b) { return a >= b; });
@@ -74,7 +60,7 @@ void combine(const std::vector<const T*>& parts, std::int64_t n, Reduction reduc
           break;
       }
     }
-    for (std::int64_t i = 0; i < count; ++i) out[begin + i] = Of::stored(sum[i]);
+    for (std::int64_t i = 0; i < count; ++i) out[begin + i] = element_of<T>(sum[i]);
   }
 }
 

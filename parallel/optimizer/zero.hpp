@@ -15,17 +15,17 @@
 namespace ballast {
 
 /// stage 0: everything replicated.  1: optimizer state sharded.  2: gradients sharded too: those of
-/// each round of micro-batches are reduce-scattered and added to a shard of Parameters::sum_type(),
-/// bucket by bucket,
-/// and a bucket's own exist only until then (Parameters without whole gradients).  A shard has an
-/// equal slice of every bucket of the parameters, which are reduced and gathered one by one. They
-/// travel beside computation: a bucket's reduction from when its gradients are final in the last
-/// backward, its values from when they are updated until a forward needs them. An update that ranks
-/// do not share itself runs beside the next forward (Queue::update) where apply() is told that this
-/// lasts long enough, but for the buckets of its first layer. Gradients are summed
-/// over the ranks, never averaged, in rank order: stages 0 and 1 give the same bits, stage 2
-/// differs by the order of summation over micro-batches alone.  Frozen parameters have no part in
-/// it.  Buckets must be padded to a multiple of the replica size (Parameters' pad_to).
+/// each round of micro-batches are reduce-scattered and added bucket by bucket to a shard of
+/// Parameters::sum_type(), and a bucket's own exist only until then (Parameters without whole
+/// gradients).  A shard has an equal slice of every bucket of the parameters, which are reduced and
+/// gathered one by one. They travel beside computation: a bucket's reduction from when its
+/// gradients are final in the last backward, its values from when they are updated until a forward
+/// needs them. An update that ranks do not share itself runs beside the next forward
+/// (Queue::update) where apply() is told that this lasts long enough, but for the buckets of its
+/// first layer. Gradients are summed over the ranks, never averaged, in rank order: stages 0 and 1
+/// give the same bits, stage 2 differs by the order of summation over micro-batches alone.  Frozen
+/// parameters have no part in it.  Buckets must be padded to a multiple of the replica size
+/// (Parameters' pad_to).
 ///
 /// With Muon the trainable parameters are in order_for_muon's order, and its matrices, which have
 /// one moment, are updated by MuonUpdate, the others by AdamW; stage 2 is refused.  Matrices are
@@ -98,8 +98,7 @@ class ShardedOptimizer {
   /// load).  Collective.
   void values_from_master();
   /// Full reduced gradient of one parameter in Parameters::sum_type(), on every rank (tests,
-  /// gradient dumps).  Collective;
-  /// valid between reduce_gradients() and begin_step().
+  /// gradient dumps).  Collective; valid between reduce_gradients() and begin_step().
   Tensor full_gradient(const std::string& name);
   /// The same of a whole bucket, padding included.
   Tensor bucket_gradient(std::size_t bucket);

@@ -1,12 +1,12 @@
 """Bars of what is kept and multiplied in fewer bits: FP8, and optimizer state in bf16.  Steps of
 both kinds, and the loss after 300 steps of three seeds."""
-from kernels import SHORT_BARS, STEP_BARS
+from kernels import BF16_GRADIENTS, BF16_MOMENTS, SHORT_BARS, STEP_BARS
 from results import Command, Figure, deck, ratio
 
 SEEDS = (1, 2, 3)
 # Tokens a second of one sample of 8,192 tokens on an H200.
 FP8_BARS = {"0.5b": (None, None), "3b": (28e3, None)}
-STATE = ["optimizer.gradients=bf16", "optimizer.moments=bf16"]
+STATE = [BF16_GRADIENTS, BF16_MOMENTS]
 FP8 = {"bf16": ["run.precision=bf16"], "fp8": ["run.precision=fp8"]}
 FULL_OR_BF16 = {
     "full": [],

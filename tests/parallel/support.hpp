@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/bf16.hpp"
+#include "core/base/number.hpp"
 #include "core/base/random.hpp"
 #include "core/base/tensor.hpp"
 #include "core/plan/context/mesh_shape.hpp"
@@ -57,7 +57,7 @@ inline double relative_error(const std::vector<double>& a, const std::vector<dou
 inline std::vector<double> elements(const Tensor& t) {
   std::vector<double> list(static_cast<std::size_t>(t.numel()));
   if (t.dtype() == DType::bf16) {
-    for (std::size_t i = 0; i < list.size(); ++i) list[i] = from_bf16_bits(t.data<bf16>()[i].bits);
+    for (std::size_t i = 0; i < list.size(); ++i) list[i] = number(t.data<bf16>()[i]);
     return list;
   }
   dispatch_float(t.dtype(), [&](auto x) {

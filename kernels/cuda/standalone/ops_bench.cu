@@ -37,8 +37,8 @@ void check_rmsnorm(std::int64_t rows, int width, bool accumulate) {
                        0),
        "rmsnorm_forward");
   must(rmsnorm_recompute(sum.data, rstd.data, w.data, again.data, rows, width, 0), "recompute");
-  must(rmsnorm_backward(sum.data, w.data, rstd.data, dy.data, accumulate, dx.data, accumulate,
-                        dw.data, partial.data, rows, width, 0),
+  must(rmsnorm_backward(sum.data, w.data, rstd.data, dy.data, accumulate, dx.data,
+                        {dw.data, true, accumulate}, partial.data, rows, width, 0),
        "rmsnorm_backward");
   must(cudaDeviceSynchronize(), "rmsnorm");
   const auto s0 = doubles(sum);
@@ -69,8 +69,8 @@ void check_rmsnorm(std::int64_t rows, int width, bool accumulate) {
   expect((name + "dx").c_str(), doubles(dx), dx1, 4e-3);
   expect((name + "dw").c_str(), doubles(dw), dw1, 1e-5);
   auto dx2 = random_buffer<Bf16>(n);
-  must(rmsnorm_backward(sum.data, w.data, rstd.data, dy.data, false, dx2.data, false, nullptr,
-                        nullptr, rows, width, 0),
+  must(rmsnorm_backward(sum.data, w.data, rstd.data, dy.data, false, dx2.data, {}, nullptr, rows,
+                        width, 0),
        "rmsnorm_backward of a frozen weight");
   if (!accumulate) expect((name + "dx alone").c_str(), doubles(dx2), doubles(dx), 0);
 }
@@ -256,7 +256,7 @@ void check_bias(std::int64_t rows, int width) {
     if (!added) sum.assign(width, 0);
     for (std::int64_t r = 0; r < rows; ++r)
       for (int c = 0; c < width; ++c) sum[c] += g0[r * width + c];
-    must(bias_gradient(dy.data, width, added, db.data, partial.data, rows, width, 0),
+    must(bias_gradient(dy.data, width, {db.data, true, added != 0}, partial.data, rows, width, 0),
          "bias_gradient");
     expect(added ? "bias gradient added" : "bias gradient written", doubles(db), sum, 1e-5);
   }
@@ -332,7 +332,7 @@ void time_norm(const Shape& s) {
                [&](int i) {
                  const std::size_t at = i % kSets * n;
                  must(rmsnorm_backward(x.data + at, w.data, rstd.data, dy.data + at, true,
-                                       dx.data + at, true, dw.data, partial.data, s.tokens,
+                                       dx.data + at, {dw.data, true, true}, partial.data, s.tokens,
                                        s.hidden, 0),
                       "backward");
                }),
@@ -342,7 +342,7 @@ void time_norm(const Shape& s) {
                [&](int i) {
                  const std::size_t at = i % kSets * n;
                  must(rmsnorm_backward(x.data + at, w.data, rstd.data, dy.data + at, true,
-                                       dx.data + at, true, nullptr, nullptr, s.tokens, s.hidden, 0),
+                                       dx.data + at, {}, nullptr, s.tokens, s.hidden, 0),
                       "backward");
                }),
        4 * bytes);
@@ -390,8 +390,8 @@ void time_rope(const Shape& s) {
   line("bias gradient of qkv",
        time_ms(2 * kSets,
                [&](int i) {
-                 must(bias_gradient(d.data + i % kSets * each, width, true, db.data, partial.data,
-                                    s.tokens, width, 0),
+                 must(bias_gradient(d.data + i % kSets * each, width, {db.data, true, true},
+                                    partial.data, s.tokens, width, 0),
                       "bias");
                }),
        2.0 * each);
@@ -435,10 +435,8 @@ void time_qk_norm(const Shape& s) {
                                              sin.data,
                                              y.data + set * each,
                                              width,
-                                             false,
-                                             d_w_q.data,
-                                             false,
-                                             d_w_k.data,
+                                             {d_w_q.data},
+                                             {d_w_k.data},
                                              partial.data,
                                              s.tokens,
                                              s.q_heads,

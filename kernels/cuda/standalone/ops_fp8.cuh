@@ -160,15 +160,17 @@ inline void check_fp8_rope(std::int64_t tokens, int q_heads, int kv_heads, int d
        "rope");
   must(fp8_round(d.data, width, apart.target(true, true), 0), "rounding");
   for (const bool accumulate : {true, false}) {
-    must(bias_gradient(d.data, width, accumulate, db.data, partial.data, tokens, width, 0), "bias");
+    must(bias_gradient(d.data, width, {db.data, true, accumulate}, partial.data, tokens, width, 0),
+         "bias");
     must(fp8_rope_backward(dq.data, dk.data, dv.data, cos.data, sin.data, q_heads, kv_heads, dim,
-                           fused.target(true, true), accumulate, fused_db.data, partial.data, 0),
+                           fused.target(true, true), {fused_db.data, true, accumulate},
+                           partial.data, 0),
          "fused");
     expect_same("RoPE's gradient rounded where it is made, its bias",
                 alike(apart, fused) && same_bits(db, fused_db));
   }
   must(fp8_rope_backward(dq.data, dk.data, dv.data, cos.data, sin.data, q_heads, kv_heads, dim,
-                         alone.target(true, true), false, nullptr, nullptr, 0),
+                         alone.target(true, true), {}, nullptr, 0),
        "fused");
   expect_same("the same without a bias", alike(apart, alone));
 }
@@ -258,7 +260,8 @@ inline void time_fp8_made(const Shape& s) {
                  const std::size_t set = i % kSets;
                  must(fp8_rope_backward(dq.data + set * q, dk.data + set * kv, dv.data + set * kv,
                                         cos.data, sin.data, s.q_heads, s.kv_heads, s.dim,
-                                        d_qkv.target(true, true), true, db.data, partial.data, 0),
+                                        d_qkv.target(true, true), {db.data, true, true},
+                                        partial.data, 0),
                       "rope gradient");
                }),
        6.0 * all);

@@ -55,7 +55,7 @@ TEST(RateCosts, AreNearAMeasuredStep) {
     const MicroBatch m{{{0, 0, 8192, 0}}};
     const double step_s =
         static_cast<double>(work.model.layers) * layer_time(costs, m, 0).total_s() +
-        costs.head(8192, {}).total_s() + costs.optimizer(work.model.parameters());
+        costs.head(8192, {}).total_s() + costs.optimizer(work.model.parameters(), false);
     EXPECT_NEAR(step_s, measured_s, within * measured_s) << preset;
   }
 }
@@ -121,8 +121,8 @@ TEST(RateCosts, WhatLeavesANodeTakesTheNetwork) {
 TEST(RateCosts, StateInBf16HasFewerBytes) {
   WorkShape work = work_of("qwen2.5-0.5b");
   const DeviceRates& rates = device_rates(DeviceKind::h200);
-  const auto bytes = [&] {
-    return RateCosts(rates, work).optimizer(1000) * rates.memory_bytes / 1000;
+  const auto bytes = [&](bool full_gradients = false) {
+    return RateCosts(rates, work).optimizer(1000, full_gradients) * rates.memory_bytes / 1000;
   };
   const auto reduction = [&] {
     return RateCosts(rates, work).reduce({.elements = 1 << 30, .ranks = 4, .scattered = true});
@@ -135,8 +135,7 @@ TEST(RateCosts, StateInBf16HasFewerBytes) {
   EXPECT_NEAR(bytes(), 2 + 4 * 2 + 2 * 4 + 2, 1e-9);
   EXPECT_NEAR(reduction() / full, 0.5, 0.01);
   EXPECT_EQ(RateCosts(rates, work).reduce({1 << 30, 4, true, true}), full) << "of a shard's sums";
-  work.gradient_shards = true;  // what the optimizer reads is a sum in full
-  EXPECT_NEAR(bytes(), 4 * 3 + 2 * 4 + 2, 1e-9);
+  EXPECT_NEAR(bytes(true), 4 * 3 + 2 * 4 + 2, 1e-9) << "of a shard's sums";
 }
 
 TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
@@ -159,7 +158,7 @@ TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   EXPECT_DOUBLE_EQ(again.backward_s, kept.backward_s + kept.forward_s);
   EXPECT_DOUBLE_EQ(again.weight_s, kept.weight_s);
   EXPECT_DOUBLE_EQ(costs.stage_hop(1000, {}), 1e-5 + 1000.0 * 896 * 2 / 1e9);
-  EXPECT_GT(costs.optimizer(1 << 20), 0);
+  EXPECT_GT(costs.optimizer(1 << 20, false), 0);
   EXPECT_THROW(TableCosts("a.h5", table, PatternKind::vertical_slash, work), Error);
 }
 

@@ -181,7 +181,9 @@ class RingTimes final : public Costs {
   double host_copy(std::int64_t, const ContextSplit&) const override { return 2; }
   double reduce(const Collective& sum) const override { return sum.elements > 1 ? 7 : 0; }
   double gather(const Collective&) const override { return 11; }
-  double optimizer(std::int64_t elements) const override { return static_cast<double>(elements); }
+  double optimizer(std::int64_t elements, bool) const override {
+    return static_cast<double>(elements);
+  }
   double checkpoint(std::int64_t) const override { return 0; }
 };
 
@@ -309,7 +311,7 @@ TEST(Simulate, RoundsOfCollectivesMeetAllReplicas) {
     double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
     double reduce(const Collective&) const override { return 0.5; }
     double gather(const Collective&) const override { return 0; }
-    double optimizer(std::int64_t) const override { return 0; }
+    double optimizer(std::int64_t, bool) const override { return 0; }
     double checkpoint(std::int64_t) const override { return 0; }
   };
   const SimulatedStep step = simulate(plan, {.layers = 1}, Reduces());
