@@ -274,8 +274,9 @@ __device__ int turn_place(int tile, int head, int part, int tiles, int heads, in
 /// of that the last tiles first, which have the fewest queries and so are the first to be ready for
 /// their next head.
 ///
-/// Where the units of one segment stream twice as much as L2 holds, those that add dQ at once take
-/// this order too, in place of the longest first (backward_pieces).  One CTA of 1,024 threads.
+/// Where the units of one segment stream twice as much as L2 holds, those that add dQ at once come
+/// in such an order too, in place of the longest first (backward_pieces): one query head at a time,
+/// so that all processors share its Q, dO and dQ.  One CTA of 1,024 threads.
 __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   constexpr int kHeadsInL2 = 4, kManyBlocks = 40;  // fewer query blocks are shared as they are
   constexpr int kLongBlocks = 96;   // fewer leave an order of the longest first as quick
@@ -318,8 +319,9 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
     } else {
       at = turn_place(tile, head, part, tiles, kv_heads, parts, abreast);
     }
-    x.turn_pieces[at] = backward_piece(unit, part, parts);
-    if (every_mode) x.backward_pieces[at] = x.turn_pieces[at];
+    const std::int32_t piece = x.turn_pieces[at] = backward_piece(unit, part, parts);
+    if (every_mode)
+      x.backward_pieces[turn_place(tile, head, part, tiles, kv_heads, parts, {1, 1})] = piece;
   }
   if (threadIdx.x == 0) {
     if (every_mode) x.backward_units[1] = units * parts;
