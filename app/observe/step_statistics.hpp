@@ -24,8 +24,7 @@ struct BudgetFacts {
 /// ranks.
 struct CapFacts {
   double share = 0;  ///< of the choices that left out what their shares asked for
-  double mass =
-      0;  ///< mean share of observed mass that a choice so lost; NaN where it is not known
+  double mass = 0;   ///< mean share of observed mass that a choice so lost
 };
 
 /// Seconds from the first schedule op of any rank to the end of the last one, and what the

@@ -86,7 +86,7 @@ struct BudgetRow {
   double computed_pairs = 0;  ///< (query, key) pairs of this rank's queries
   double visible_pairs = 0;   ///< those that dense attention computes
   std::int64_t overflow = 0;  ///< columns and slashes that caps left out
-  double overflow_mass = 0;   ///< share of the observed mass on them; NaN where it is not known
+  double overflow_mass = 0;   ///< share of the observed mass on them
 };
 
 /// Recall of one head of one layer: share of the exact softmax over all visible keys that lies on

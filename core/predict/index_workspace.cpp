@@ -42,7 +42,6 @@ bool observes_rows(const IndexRule& rule) {
 
 ObservedBatch batch_of(const IndexRule& rule, std::span<const SlashWindow> windows,
                        const KeyAxis& axis, int ring) {
-  const std::int64_t cap = rule.budgeted ? 0 : rule.options.max_columns;
   ObservedBatch batch;
   std::int64_t parts = 0, sent = 0, uneven = 0, most_uneven = 0;
   for (std::size_t w = 0; w < windows.size(); ++w) {
@@ -60,7 +59,7 @@ ObservedBatch batch_of(const IndexRule& rule, std::span<const SlashWindow> windo
     const std::int64_t blocks = rule.options.coverage_rows == CoverageRows::sampled
                                     ? std::min(rows, up(end, kBlock))
                                     : up(end, kBlock) - (end - rows) / kBlock;
-    if (parts == 0) sent += cap > 0 ? std::min(cap, keys) : keys;
+    if (parts == 0) sent += keys;
     parts += rule.budgeted ? blocks : 1;
     batch.parts = std::max(batch.parts, parts);
   }

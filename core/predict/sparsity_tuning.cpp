@@ -40,7 +40,9 @@ std::vector<std::int64_t> default_candidates(std::int64_t base) {
 
 TuningTarget tuning_target(double latency_s, double anchor_s, const DstOptions& options,
                            const std::function<std::int64_t()>& align) {
-  if (std::abs(latency_s - anchor_s) <= options.dead_band * anchor_s)
+  // The mean of equal latencies may differ from them by last bits.
+  constexpr double kSame = 1e-9;
+  if (std::abs(latency_s - anchor_s) <= std::max(options.dead_band, kSame) * anchor_s)
     return {options.base_budget, options.base_budget, false};
   return {options.base_budget, align(), latency_s > anchor_s};
 }

@@ -66,7 +66,7 @@ constexpr TraceColumn kBudgetColumns[] = {
     {"overflow", kInt64, offsetof(BudgetRow, overflow), "1",
      "columns and slashes that caps left out"},
     {"overflow_mass", kFloat64, offsetof(BudgetRow, overflow_mass), "1",
-     "share of the observed mass on them; NaN where it is not known"},
+     "share of the observed mass on them"},
     {"kind", kInt32, offsetof(BudgetRow, kind), "",
      "where heads differ, what most queries of the head compute: 0 dense, 1 a_shape, 2 "
      "vertical_slash, 3 block_sparse; -1: all heads alike"}};
@@ -118,7 +118,7 @@ constexpr NameMeaning kStepScalars[] = {
     {"recall_interval", "1", "half of the 95 % interval of recall"},
     {"drift", "1", "recall on a held-out sample: of its index now less of that before"},
     {"cap_share", "1", "share of the choices that caps on columns or slashes decided"},
-    {"cap_mass", "1", "mean share of the observed mass that caps left out; NaN: not known"},
+    {"cap_mass", "1", "mean share of the observed mass that caps left out"},
     {"needle_accuracy", "1", "share of the held-out questions answered"},
     {"needle_accuracy.depth.D", "1", "needle_accuracy at depth class D"},
     {"needle_accuracy.length.N.depth.D", "1",

@@ -273,14 +273,16 @@ void route_coverage(const Tensor& q_, const Tensor& pooled_, double scale, const
       "route coverage", q, pooled, scale, at, told,
       [&](std::int64_t h, std::int64_t b, std::int64_t, const std::vector<float>& scores) {
         const float highest = *std::max_element(scores.begin(), scores.end());
-        std::array<std::int64_t, kLogitSteps> counts{};
+        std::array<std::int64_t, kLogitSteps> counts{};  // of the blocks before the own one
         std::int64_t total = 0;
         for (float s : scores) {
           const int step = logit_step(highest, s);
           ++counts[step];
           total += weights[step];
         }
-        std::int64_t reached = 0, taken = 0;  // of the steps before `step`
+        const int own = logit_step(highest, scores.back());
+        --counts[own];
+        std::int64_t reached = weights[own], taken = 1;  // of the own block and the steps before
         int step = 0;
         for (std::int64_t n = 0; n < count; ++n) {
           for (; step < kLogitSteps && taken + counts[step] <= budgets[n]; ++step) {
@@ -364,6 +366,7 @@ void stride_scores(const Tensor& q_, const Tensor& k_, double scale, int stride,
         std::copy_n(q.at(i, h), q.head_dim, &forward[(h * q.tokens + i) * q.head_dim]);
   parallel_for("stride scores", q.heads * strides, [&, most, mass](std::int64_t n) {
     const std::int64_t h = n / strides, i = n % strides, query_block = i * stride / kBlock;
+    if (!is_token(queries, i * stride)) return;  // padding asks for nothing
     const std::int32_t own = queries.own[query_block], first = queries.first[query_block];
     for (std::int64_t key = 0; key < k.tokens; key += block_tokens) {
       const std::int32_t block = keys.own[key / kBlock];

@@ -58,8 +58,8 @@ void pool_keys(const Tensor& k, const PatternRows& at, Tensor& sums);
 void route_queries(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at,
                    std::int64_t top_k, Tensor& rows);
 /// mass [budgets] i64, in kCoverageUnit: summed over heads and the first `told` queries of every
-/// 64, the softmax mass of the k highest routing scores, own block included, for each k of
-/// `budgets` (ascending).  Scores are rounded to logit_step()s.
+/// 64, the softmax mass over routing scores of the blocks that route_queries() takes at top_k = k,
+/// for each k of `budgets` (ascending, from 1).  Scores are rounded to logit_step()s.
 void route_coverage(const Tensor& q, const Tensor& pooled, double scale, const PatternRows& at,
                     const std::vector<std::int64_t>& budgets, int told, Tensor& mass);
 

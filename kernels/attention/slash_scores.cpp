@@ -15,8 +15,8 @@
 namespace ballast {
 namespace {
 
-/// Observed mass of all ranks in one gather: slashes are summed, of its columns each rank sends the
-/// heaviest.
+/// Observed mass of all ranks in one gather: slashes are summed, of columns each rank sends those
+/// that have mass, since what a cap leaves out is counted too.
 class MassExchange {
  public:
   /// `most` [lists]: columns that a rank may send of each.
@@ -27,9 +27,6 @@ class MassExchange {
   }
   /// The lists of all ranks; `slashes` becomes their sum.
   std::vector<std::vector<MassItem>> gather(const RingJoin& ring, int ranks, Tensor& slashes) {
-    for (std::size_t l = 0; l < most_.size(); ++l)
-      if (static_cast<std::int64_t>(columns_[l].size()) > most_[l])
-        columns_[l] = heaviest(std::move(columns_[l]), most_[l]);
     if (ranks == 1) return std::move(columns_);
     std::vector<std::int64_t> message(slashes.data<std::int64_t>(),
                                       slashes.data<std::int64_t>() + slashes.numel());
@@ -388,16 +385,14 @@ class HostSlashScores final : public SlashScores {
   /// Columns of all ranks by list(); `slashes` becomes the sum over the ranks.
   std::vector<std::vector<MassItem>> exchange(const Tensor& columns, Tensor& slashes,
                                               const RingJoin& ring) const {
-    const std::int64_t heads = columns.size(1), tokens = columns.size(2),
-                       cap = setup_.budgeted ? 0 : setup_.options.max_columns;
+    const std::int64_t heads = columns.size(1), tokens = columns.size(2);
     std::vector<std::int64_t> widest = widest_shards(axes(), axis().segments()), most;
     std::vector<char> seen(widest.size(), 0);
     for (const AxisRange& range : batch().observed) seen[range.segment] = 1;
     for (std::size_t s = 0; s < seen.size(); ++s) widest[s] *= seen[s];
     for (std::int64_t p = 0; p < batch().parts; ++p)
       for (const std::int64_t keys : widest)
-        most.insert(most.end(), static_cast<std::size_t>(heads),
-                    cap > 0 ? std::min(cap, keys) : keys);
+        most.insert(most.end(), static_cast<std::size_t>(heads), keys);
     MassExchange exchange(std::move(most));
     for (std::int64_t i = 0; i < batch().parts * heads; ++i) {
       const std::int64_t* column = columns.data<std::int64_t>() + i * tokens;

@@ -42,7 +42,7 @@ struct SlashSetup {
 struct SlashCounts {
   std::vector<std::int32_t> slashes, columns;
   std::vector<std::int32_t> cut;       ///< slashes and columns that the caps left out
-  std::vector<double> cut_mass;        ///< HeadChoice::overflow_mass; empty where it is not known
+  std::vector<double> cut_mass;        ///< HeadChoice::overflow_mass
   std::vector<VerticalSlash> carried;  ///< [heads] of the window without queries; on the host alone
   /// Filled where `keeps_chosen` is set beforehand (on the host always).
   std::vector<SlashStretch> chosen;

@@ -1,7 +1,6 @@
 #include "parallel/pattern/vertical_slash.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "core/plan/context/axis_range.hpp"
@@ -101,9 +100,7 @@ PatternSource::Built VerticalSlashSource::build(const AttentionInputs& in) {
       const double share = static_cast<double>(window.queries()) / std::max(1.0, queries);
       head.budget += share * (counts.slashes[i] + static_cast<double>(counts.columns[i]) / kBlock);
       head.overflow += counts.cut[i];
-      head.overflow_mass +=
-          share *
-          (counts.cut_mass.empty() ? std::numeric_limits<double>::quiet_NaN() : counts.cut_mass[i]);
+      head.overflow_mass += share * counts.cut_mass[i];
       ++i;
     }
   return built;

@@ -39,9 +39,8 @@ std::vector<MassItem> heaviest(std::vector<MassItem> items, std::int64_t count);
 /// Observed mass of one head over one segment.
 struct HeadMass {
   std::vector<std::int64_t> slashes;  ///< [blocks of the segment]: mass on block diagonal d
-  /// Keys of the segment and their mass.  One list, of at least the heaviest max_columns (of all
-  /// without a cap), where columns are chosen by their share; where budgets buy them one for each
-  /// block of 64 queries that has observed ones, of all that have mass.
+  /// Keys of the segment that have mass.  One list where columns are chosen by their share; where
+  /// budgets buy them one for each block of 64 queries that has observed ones.
   std::vector<std::vector<MassItem>> columns;
   std::vector<std::int64_t> query_block;  ///< [lists of columns] that block, where budgets buy
   std::int64_t total = 0;

@@ -52,8 +52,8 @@ struct CoverageCurve {
   std::int64_t* curve = nullptr;           ///< [budgets]
   int told = kBlock;                       ///< queries of every 64: the first, a multiple of 16
 };
-/// curve[i] += the softmax mass of the budget[i] highest scores of a query, own block included, in
-/// kCoverageUnit, summed over heads and the queries told of.  As route_coverage() of
+/// curve[i] += the softmax mass of a query's own block and of the budget[i] - 1 highest scores
+/// before it, in kCoverageUnit, summed over heads and the queries told of.  As route_coverage() of
 /// kernels/attention/index_scores.hpp, and its equal bit for bit where the scores are.
 cudaError_t route_coverage(const Routing& x, const CoverageCurve& c, cudaStream_t stream);
 

@@ -182,7 +182,7 @@ __global__ void impose_kernel(std::int64_t* mass, int heads, const PatternAxes a
 }
 
 __global__ void empty_kernel(const std::uint8_t* by_blocks, int heads, const PatternAxes axes,
-                             std::int32_t* counts, std::int32_t* cut) {
+                             std::int32_t* counts, const ListCuts cuts) {
   const int list = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (list >= heads * axes.segments) return;
   const int head = list / axes.segments, base = axes.segment_slot[list % axes.segments];
@@ -190,7 +190,8 @@ __global__ void empty_kernel(const std::uint8_t* by_blocks, int heads, const Pat
       axes.segment_slot[list % axes.segments + 1] == base)
     return;
   counts[list] = 0;
-  if (cut != nullptr) cut[list] = 0;
+  cuts.count[list] = 0;
+  cuts.share[list] = 0;
 }
 
 unsigned ctas(std::int64_t threads) {
@@ -235,10 +236,10 @@ cudaError_t impose_rules(std::int64_t* mass, int heads, const PatternAxes& axes,
 }
 
 cudaError_t empty_lists(const std::uint8_t* by_blocks, int heads, const PatternAxes& axes,
-                        const PatternLists& lists, std::int32_t* cut, cudaStream_t stream) {
+                        const PatternLists& lists, const ListCuts& cuts, cudaStream_t stream) {
   if (heads * axes.segments == 0) return cudaSuccess;
   empty_kernel<<<ctas(heads * axes.segments), kThreads, 0, stream>>>(by_blocks, heads, axes,
-                                                                     lists.counts, cut);
+                                                                     lists.counts, cuts);
   return cudaGetLastError();
 }
 

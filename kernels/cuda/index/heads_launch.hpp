@@ -40,8 +40,8 @@ struct StaticRule {
 /// it becomes 1 on the slashes and columns of the rule and 0 on the others.  rules [heads].
 cudaError_t impose_rules(std::int64_t* mass, int heads, const PatternAxes& axes,
                          const StaticRule* rules, cudaStream_t stream);
-/// Empties the lists of heads that go by blocks, and their cuts [heads, segments] (may be null).
+/// Empties the lists of heads that go by blocks, and their cuts.
 cudaError_t empty_lists(const std::uint8_t* by_blocks, int heads, const PatternAxes& axes,
-                        const PatternLists& lists, std::int32_t* cut, cudaStream_t stream);
+                        const PatternLists& lists, const ListCuts& cuts, cudaStream_t stream);
 
 }  // namespace ballast::cuda

@@ -40,6 +40,7 @@ __device__ void add_up(Tally (&mine)[N], Tally* shared) {
 struct Found {
   unsigned long long threshold;
   unsigned above, ties;
+  unsigned long long sum;  // of all of them
 };
 
 /// The heaviest of v[0, n): no more than `most`, and, unless everything is wanted, only until their
@@ -87,8 +88,8 @@ __device__ Found find(const std::int64_t* v, int n, bool everything, unsigned lo
                  ? 0
                  : min(wanted, (target - min(target, above[0].sum) + threshold - 1) / threshold);
   const unsigned room = most > above[0].count ? most - above[0].count : 0;
-  return {threshold, above[0].count,
-          static_cast<unsigned>(min(wanted, static_cast<unsigned long long>(room)))};
+  const auto ties = static_cast<unsigned>(min(wanted, static_cast<unsigned long long>(room)));
+  return {threshold, above[0].count, ties, above[0].sum + ties * threshold};
 }
 
 /// Sum of a list, and bits in use.

@@ -178,8 +178,8 @@ __device__ int count_word(int step) { return step / 2 + step / kStepsOfLane; }
 __device__ int weight_word(int step) { return step + step / kStepsOfLane; }
 constexpr int kCountWords = kLogitSteps / 2 + kLanes, kWeightWords = kLogitSteps + kLanes;
 
-/// One CTA: 16 rows of one head.  Each row's scores are counted by logit_step(); a warp then finds
-/// at every budget the mass of the highest ones.
+/// One CTA: 16 rows of one head.  Each row's scores before its own block are counted by
+/// logit_step(); a warp then finds at every budget the mass of the highest ones.
 template <int D>
 __global__ __launch_bounds__(kThreads) void coverage_kernel(const Routing x,
                                                             const CoverageCurve c) {
@@ -207,11 +207,15 @@ __global__ __launch_bounds__(kThreads) void coverage_kernel(const Routing x,
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
     for (int i = lane; i < kCountWords; i += kLanes) counts[i] = 0;
     __syncwarp();
-    for (int j = lane; j < visible; j += kLanes) {
-      const int step = __float2int_rn(
-          fminf((highest - s[j]) * kLogitStepsPerUnit, static_cast<float>(kLogitSteps - 1)));
+    const auto step_of = [&](float score) {
+      return __float2int_rn(
+          fminf((highest - score) * kLogitStepsPerUnit, static_cast<float>(kLogitSteps - 1)));
+    };
+    for (int j = lane; j < visible - 1; j += kLanes) {
+      const int step = step_of(s[j]);
       atomicAdd(counts + count_word(step), 1u << 16 * (step % 2));
     }
+    const unsigned own = weights[weight_word(step_of(s[visible - 1]))];
     __syncwarp();
     // Each lane adds up its steps; sums before a lane by a scan.
     const auto steps_of = [&](int of, auto&& visit) {
@@ -232,17 +236,17 @@ __global__ __launch_bounds__(kThreads) void coverage_kernel(const Routing x,
                      heavier = __shfl_up_sync(~0u, mass_through, step);
       if (lane >= step) number_through += more, mass_through += heavier;
     }
-    const unsigned total = __shfl_sync(~0u, mass_through, kLanes - 1),
+    const unsigned total = own + __shfl_sync(~0u, mass_through, kLanes - 1),
                    number_before = number_through - number, mass_before = mass_through - mass;
     for (int first = 0; first < c.budgets; first += kLanes) {
       const bool asked = first + lane < c.budgets;
-      const unsigned budget =
-          asked ? static_cast<unsigned>(min(c.budget[first + lane], std::int64_t{1} << 30)) : 1;
+      const unsigned budget =  // beside the own block
+          asked ? static_cast<unsigned>(min(c.budget[first + lane] - 1, std::int64_t{1} << 30)) : 0;
       int holds = 0;  // the last lane before whose steps fewer than `budget` scores lie
       for (int step = kLanes / 2; step > 0; step /= 2)
         if (__shfl_sync(~0u, number_before, holds + step) < budget) holds += step;
       unsigned left = budget - __shfl_sync(~0u, number_before, holds),
-               reached = __shfl_sync(~0u, mass_before, holds);
+               reached = own + __shfl_sync(~0u, mass_before, holds);
       steps_of(holds, [&](unsigned n, unsigned weight) {
         const unsigned taken = min(n, left);
         reached += taken * weight;

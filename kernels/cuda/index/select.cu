@@ -17,7 +17,7 @@ struct SelectParams {
   PatternAxes axes;
   Selection selection;
   PatternLists lists;
-  std::int32_t* cut;
+  ListCuts cuts;
 };
 
 __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) {
@@ -33,7 +33,10 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
   const int n = width * slots;
   const bool whole = p.axes.whole[s] != 0;
   if (n == 0 || (whole && !p.selection.first_always)) {
-    if (threadIdx.x == 0) p.lists.counts[blockIdx.x] = p.cut[blockIdx.x] = 0;
+    if (threadIdx.x == 0) {
+      p.lists.counts[blockIdx.x] = p.cuts.count[blockIdx.x] = 0;
+      p.cuts.share[blockIdx.x] = 0;
+    }
     return;
   }
   const bool stated = !whole && p.selection.most_of != nullptr;
@@ -49,6 +52,7 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
   const int top = all.bits;
   Found found = find<kThreads>(v, n, everything, target, stated ? most : INT_MAX, top, shared);
   const unsigned wanted = found.above + found.ties;
+  const unsigned long long wanted_sum = found.sum;
   if (wanted > most) found = find<kThreads>(v, n, everything, target, most, top, shared);
   const unsigned long long threshold = found.threshold;
   const unsigned ties = found.ties;
@@ -97,7 +101,9 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
   }
   if (threadIdx.x == kThreads - 1) {
     p.lists.counts[blockIdx.x] = static_cast<std::int32_t>(written);
-    p.cut[blockIdx.x] = static_cast<std::int32_t>(wanted - found.above - found.ties);
+    p.cuts.count[blockIdx.x] = static_cast<std::int32_t>(wanted - found.above - found.ties);
+    p.cuts.share[blockIdx.x] = static_cast<float>(static_cast<double>(wanted_sum - found.sum) /
+                                                  static_cast<double>(max(all.sum, 1ull)));
   }
 }
 
@@ -105,13 +111,13 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
 
 cudaError_t select_heaviest(const std::int64_t* values, int heads, const PatternAxes& axes,
                             const Selection& selection, const PatternLists& lists,
-                            std::int32_t* cut, cudaStream_t stream) {
+                            const ListCuts& cuts, cudaStream_t stream) {
   if (!(selection.most_of != nullptr || (selection.share > 0 && selection.share <= 1)) ||
       lists.width < 1)
     return cudaErrorInvalidValue;
   if (heads * axes.segments == 0) return cudaSuccess;
   select_kernel<<<heads * axes.segments, kThreads, 0, stream>>>(
-      {values, axes, selection, lists, cut});
+      {values, axes, selection, lists, cuts});
   return cudaGetLastError();
 }
 

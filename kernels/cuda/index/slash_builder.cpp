@@ -281,6 +281,7 @@ SlashBudgets SlashBuilder::budgets(const Tensor& mass_in, int q_heads,
 /// Slashes and columns of every head and segment.
 struct SlashBuilder::Lists {
   Tensor entries, numbers;  ///< numbers [4, lists]: slashes, columns, cuts of either
+  Tensor cut_shares;        ///< [2, lists]: ListCuts::share of either
   PatternLists slashes, columns;
   std::int64_t lists = 0;
   BlockLists by_blocks;
@@ -288,6 +289,8 @@ struct SlashBuilder::Lists {
   std::int64_t block_pairs = 0;                     ///< of heads that go by blocks, once read
 
   std::int32_t* row(int i) const { return numbers.data<std::int32_t>() + i * lists; }
+  /// Of slashes (0) or columns (1).
+  ListCuts cuts(int i) const { return {row(2 + i), cut_shares.data<float>() + i * lists}; }
   PatternCaps caps() const {
     const auto n = static_cast<std::size_t>(lists);
     return {std::vector<std::int32_t>(n, most_slashes), std::vector<std::int32_t>(n, most_columns)};
@@ -309,7 +312,13 @@ struct SlashBuilder::Lists {
     counts.slashes.assign(n, n + lists);
     counts.columns.assign(n + lists, n + 2 * lists);
     counts.cut.resize(static_cast<std::size_t>(lists));
+    counts.cut_mass.assign(static_cast<std::size_t>(lists), 0);
     for (std::int64_t i = 0; i < lists; ++i) counts.cut[i] = n[2 * lists + i] + n[3 * lists + i];
+    if (std::all_of(counts.cut.begin(), counts.cut.end(), [](int cut) { return cut == 0; })) return;
+    const Tensor shares = cut_shares.to(host_device());
+    const float* share = shares.data<float>();
+    for (std::int64_t i = 0; i < lists; ++i)
+      counts.cut_mass[i] = std::max(share[i], share[lists + i]);  // a pair may lie on both
   }
   /// What each list holds, once counted; the host waits for it.
   void keep(SlashCounts& counts, const Arrays& a, int heads) const {
@@ -340,6 +349,7 @@ SlashBuilder::Lists SlashBuilder::choose(const Tensor& mass_in, int q_heads, con
   x.lists = std::int64_t{q_heads} * a.segments;
   x.entries = workspace({q_heads * slots * (1 + kBlock)}, DType::i32, *a.device);
   x.numbers = Tensor::zeros({4, x.lists}, DType::i32, *a.device, MemoryCategory::workspace);
+  x.cut_shares = Tensor::zeros({2, x.lists}, DType::f32, *a.device, MemoryCategory::workspace);
   x.slashes = {x.entries.data<std::int32_t>(), x.row(0), 1};
   x.columns = {x.entries.data<std::int32_t>() + q_heads * slots, x.row(1), kBlock};
   const PatternAxes any = a.axes(a.own);
@@ -353,16 +363,17 @@ SlashBuilder::Lists SlashBuilder::choose(const Tensor& mass_in, int q_heads, con
   }
   x.most_slashes = of_slashes.most;
   x.most_columns = of_columns.most;
-  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, x.slashes, x.row(2),
+  check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, x.slashes, x.cuts(0),
                         stream()),
         "selection of slashes");
   check(select_heaviest(mass.data<std::int64_t>() + q_heads * slots, q_heads, any, of_columns,
-                        x.columns, x.row(3), stream()),
+                        x.columns, x.cuts(1), stream()),
         "selection of columns");
   x.by_blocks = a.block_lists(blocks);
   if (x.by_blocks.by_blocks == nullptr) return x;
-  for (const auto& [lists, cut] : {std::pair(x.slashes, x.row(2)), std::pair(x.columns, x.row(3))})
-    check(empty_lists(x.by_blocks.by_blocks, q_heads, any, lists, cut, stream()),
+  for (const auto& [lists, cuts] :
+       {std::pair(x.slashes, x.cuts(0)), std::pair(x.columns, x.cuts(1))})
+    check(empty_lists(x.by_blocks.by_blocks, q_heads, any, lists, cuts, stream()),
           "heads that go by blocks");
   return x;
 }
@@ -560,7 +571,9 @@ class GpuSlashScores final : public SlashScores {
     const Tensor most = builder_.impose(mass_, choices.rules);
     std::vector<AttentionWork> built =
         builder_.build(mass_, q_heads, kv_heads, counts, most, 0, choices);
-    counts.cut.assign(counts.cut.size(), 0);  // a rule states its numbers
+    // A rule states its numbers.
+    counts.cut.assign(counts.cut.size(), 0);
+    counts.cut_mass.assign(counts.cut_mass.size(), 0);
     return built;
   }
 

@@ -68,6 +68,12 @@ struct PatternLists {
   int width = 1;
 };
 
+/// What `most` left out of each list though the share asked for it, [heads, segments].
+struct ListCuts {
+  std::int32_t* count = nullptr;  ///< entries
+  float* share = nullptr;         ///< of the list's mass, that lies on them
+};
+
 /// How much of each list's mass is kept.
 struct Selection {
   double share = 0;  ///< top-p: the heaviest entries up to and including the one that reaches this
@@ -80,10 +86,10 @@ struct Selection {
 };
 /// For each head and segment the heaviest of values [heads, width * slots]; ties go to the lower
 /// entry.  Whole segments keep every entry when `first_always` (every slash), else none (no column
-/// is needed there). cut [heads, segments]: entries that the share asked for and `most` left out.
+/// is needed there).
 cudaError_t select_heaviest(const std::int64_t* values, int heads, const PatternAxes& axes,
                             const Selection& selection, const PatternLists& lists,
-                            std::int32_t* cut, cudaStream_t stream);
+                            const ListCuts& cuts, cudaStream_t stream);
 
 /// Budgets of a BudgetPolicy, in 64-key blocks a query row, and what they buy (SlashPurchases of
 /// core/plan/attention/slash_purchases.hpp).  All pointers on the device.

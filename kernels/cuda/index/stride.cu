@@ -180,13 +180,19 @@ __global__ __launch_bounds__(kChooseThreads) void choose_kernel(const ChoosePara
     if (lane == 0) rows[i] = top + kLn2 * log2f(sum);
   }
   __syncthreads();
+  // Strides that begin with padding ask for nothing.
+  const auto is_token = [&](int i) {
+    const int token = i * p.stride;
+    return token % kBlock < p.queries.rows[blockIdx.x * halves + token / kBlock];
+  };
   for (int j = threadIdx.x; j < n; j += kChooseThreads) {
     std::int64_t sum = 0;
     for (int i = 0; i < per_block; ++i)
-      sum += __double2ll_rn(
-          static_cast<double>(
-              exp2f((lse[static_cast<std::int64_t>(i) * p.width + j] - rows[i]) * kLog2E)) *
-          kMassUnit);
+      if (is_token(i))
+        sum += __double2ll_rn(
+            static_cast<double>(
+                exp2f((lse[static_cast<std::int64_t>(i) * p.width + j] - rows[i]) * kLog2E)) *
+            kMassUnit);
     mass[j] = sum;
   }
   __syncthreads();

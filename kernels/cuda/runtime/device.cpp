@@ -13,6 +13,7 @@
 
 #include "core/base/error.hpp"
 #include "core/base/tensor.hpp"
+#include "core/base/wait_clock.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -27,17 +28,20 @@ std::vector<void*> g_retired;
 /// Polls `query` until it no longer answers "not ready".
 template <class Query>
 void poll(Query query, const char* what) {
-  using Seconds = std::chrono::duration<double>;
-  const auto begin = std::chrono::steady_clock::now();
-  auto asked = begin;
+  const auto now = [] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  };
+  double asked_s = now();
+  WaitClock clock(asked_s);
   for (;;) {
     const cudaError_t state = query();
     if (state != cudaErrorNotReady) return check(state, what);
     cudaGetLastError();  // "not ready" is no error, but a later launch would report it as one
-    const auto now = std::chrono::steady_clock::now();
-    if (g_watch && Seconds(now - asked).count() > 1e-3) {
-      asked = now;
-      g_watch(Seconds(now - begin).count());
+    const double now_s = now(), waited_s = clock.waited_s(now_s);
+    if (g_watch && now_s - asked_s > 1e-3) {
+      asked_s = now_s;
+      g_watch(waited_s);
     }
     sched_yield();
   }

@@ -133,8 +133,7 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
       const int first = local / kBlock + static_cast<int>(rng() % (slots - local / kBlock));
       for (int i = 0; i < band / kBlock && first + i < slots; ++i) slashes.insert(first + i);
     }
-    while (static_cast<int>(chosen.size()) < columns)
-      chosen.insert(static_cast<int>(rng() % tokens));
+    while (std::ssize(chosen) < columns) chosen.insert(static_cast<int>(rng() % tokens));
     std::copy(slashes.begin(), slashes.end(),
               slash_entries.begin() + static_cast<std::ptrdiff_t>(h) * slots);
     std::copy(chosen.begin(), chosen.end(),
@@ -201,7 +200,9 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
                          hkv, d,         f.scale};
   Buffer<float> top(hq * kBlock);
   Buffer<std::int64_t> sum(hq * kBlock), mass(static_cast<std::int64_t>(hq) * slots * (1 + kBlock));
-  Buffer<std::int32_t> chosen(static_cast<std::int64_t>(hq) * slots * (1 + kBlock)), counts(4 * hq);
+  Buffer<std::int32_t> chosen(static_cast<std::int64_t>(hq) * slots * (1 + kBlock)), counts(3 * hq);
+  Buffer<float> cut_shares(hq);
+  const ListCuts cuts{counts.data + 2 * hq, cut_shares.data};
   const double observe = median_ms(
       [&] {
         CHECK(cudaMemsetAsync(top.data, kBelowScores, top.size * 4, 0));
@@ -215,10 +216,9 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
   const double select = median_ms(
       [&] {
         CHECK(select_heaviest(mass.data, hq, axes, {0.9, INT_MAX, true},
-                              {chosen.data, counts.data, 1}, counts.data + 2 * hq, 0));
+                              {chosen.data, counts.data, 1}, cuts, 0));
         CHECK(select_heaviest(mass.data + hq * slots, hq, axes, {0.9, INT_MAX, false},
-                              {chosen.data + hq * slots, counts.data + hq, kBlock},
-                              counts.data + 3 * hq, 0));
+                              {chosen.data + hq * slots, counts.data + hq, kBlock}, cuts, 0));
       },
       9);
   double total = 0;
@@ -229,7 +229,7 @@ void time_built(const char* name, int tokens, int hq, int hkv, int d, int local,
       name, conversion, both, flops / (both - conversion) / 1e9, backward,
       2.5 * flops / backward / 1e9, observe, select, memory.size / 1048576.0, total,
       2 * kBlock * hq);
-  if (std::fabs(total - 2.0 * kBlock * hq) > 1e-3 * kBlock * hq) ++g_failures;
+  g_failures += std::fabs(total - 2.0 * kBlock * hq) > 1e-3 * kBlock * hq;
   std::fflush(stdout);
 }
 

@@ -184,16 +184,18 @@ class IndexCase {
     CHECK(impose_rules(mass.data, heads_, axes_.view(), rules.data, 0));
     Buffer<std::int32_t> most(numbers()), entries(static_cast<std::int64_t>(heads_) * slots * 65),
         counts(4 * lists);
+    Buffer<float> cut_shares(2 * lists);
     const PatternLists slashes{entries.data, counts.data, 1},
         columns{entries.data + heads_ * slots, counts.data + lists, 64};
+    const ListCuts slash_cuts{counts.data + 2 * lists, cut_shares.data},
+        column_cuts{counts.data + 3 * lists, cut_shares.data + lists};
     CHECK(select_heaviest(mass.data, heads_, axes_.view(), {1, INT_MAX, true, most.data}, slashes,
-                          counts.data + 2 * lists, 0));
+                          slash_cuts, 0));
     CHECK(select_heaviest(mass.data + heads_ * slots, heads_, axes_.view(),
-                          {1, INT_MAX, false, most.data + lists}, columns, counts.data + 3 * lists,
-                          0));
+                          {1, INT_MAX, false, most.data + lists}, columns, column_cuts, 0));
     Buffer<std::uint8_t> by_blocks(by_blocks_);
-    CHECK(empty_lists(by_blocks.data, heads_, axes_.view(), slashes, counts.data + 2 * lists, 0));
-    CHECK(empty_lists(by_blocks.data, heads_, axes_.view(), columns, counts.data + 3 * lists, 0));
+    CHECK(empty_lists(by_blocks.data, heads_, axes_.view(), slashes, slash_cuts, 0));
+    CHECK(empty_lists(by_blocks.data, heads_, axes_.view(), columns, column_cuts, 0));
     Buffer<std::uint64_t> words(words_), pairs(std::vector<std::uint64_t>(1, 0));
     Buffer<std::int32_t> begin(begin_), end(end_);
     const std::vector<std::int32_t> n = counts.host();

@@ -84,6 +84,22 @@ TEST(Dst, EquationsThreeToSevenAgainstBruteForce) {
   EXPECT_GT(infeasible, 1000);
 }
 
+TEST(Dst, MicroBatchesOfEqualLatencyKeepTheBaseBudget) {
+  std::mt19937_64 random(test_seed());
+  DstOptions options;
+  options.base_budget = 8;
+  int beside = 0;
+  for (std::size_t n = 1; n <= 200; ++n) {
+    const double latency = std::uniform_real_distribution<>(1e-4, 1)(random),
+                 anchor = anchor_latency(Anchor::mean, std::vector<double>(n, latency));
+    beside += anchor != latency;
+    const TuningTarget target = tuning_target(latency, anchor, options, [] { return 1; });
+    EXPECT_FALSE(target.above_anchor) << n << " of " << latency;
+    EXPECT_EQ(target.anchor_budget, 8);
+  }
+  EXPECT_GT(beside, 0) << "no mean was rounded: the test saw nothing";
+}
+
 TEST(Dst, AnchorsAndTargetsOfABatch) {
   const std::vector<double> latencies{3, 1, 8};
   EXPECT_EQ(anchor_latency(Anchor::mean, latencies), 4);

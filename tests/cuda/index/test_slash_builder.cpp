@@ -152,9 +152,14 @@ TEST_F(CudaSlash, MassIsThatOfTheReferenceAndTheSameOnAnyNumberOfShards) {
   }
 }
 
+/// What a cap left out: entries, and their share of the mass.
+struct Cut {
+  std::int64_t count = 0;
+  double share = 0;
+};
 /// The rule of select_heaviest by a sort.
 std::vector<std::int32_t> choose(const std::vector<std::int64_t>& v, double share,
-                                 std::int64_t most, bool diagonal, std::int64_t& cut) {
+                                 std::int64_t most, bool diagonal, Cut& cut) {
   std::vector<std::int32_t> order(v.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return v[a] > v[b]; });
@@ -167,7 +172,10 @@ std::vector<std::int32_t> choose(const std::vector<std::int64_t>& v, double shar
          ++wanted)
       sum += v[order[wanted]];
   }
-  cut = std::max<std::int64_t>(0, static_cast<std::int64_t>(wanted) - most);
+  for (std::size_t i = static_cast<std::size_t>(most); i < wanted; ++i) {
+    ++cut.count;
+    cut.share += static_cast<double>(v[order[i]]) / std::max(total, 1.0);
+  }
   order.resize(std::min<std::size_t>(wanted, static_cast<std::size_t>(most)));
   if (diagonal && !v.empty() && std::find(order.begin(), order.end(), 0) == order.end())
     order.push_back(0);
@@ -219,7 +227,7 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
                 const auto from = mass.begin() + start + (h * slots + base) * width;
                 return std::vector<std::int64_t>(from, from + n * width);
               };
-              std::int64_t cut[2] = {};
+              Cut cut[2];
               const auto cap = [](std::int64_t c) { return c > 0 ? c : std::int64_t{1} << 40; };
               const auto slashes =
                   choose(part(1, 0), options.slash_share, cap(options.max_slashes), true, cut[0]);
@@ -231,7 +239,9 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
                     << "seed " << seed;
                 ASSERT_EQ(counts.columns[list], static_cast<int>(columns.size()))
                     << "seed " << seed;
-                ASSERT_EQ(counts.cut[list], cut[0] + cut[1]) << "seed " << seed;
+                ASSERT_EQ(counts.cut[list], cut[0].count + cut[1].count) << "seed " << seed;
+                ASSERT_NEAR(counts.cut_mass[list], std::max(cut[0].share, cut[1].share), 1e-6)
+                    << "seed " << seed;
               }
               std::vector<char> slash_in(static_cast<std::size_t>(n), whole),
                   column_in(static_cast<std::size_t>(n * kBlock), 0);

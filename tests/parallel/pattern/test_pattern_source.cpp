@@ -215,9 +215,10 @@ class Budgets : public Patterns {
     for (std::size_t s = 0; s < data.batch.segments.size(); ++s)
       for (std::int64_t h = 0; h < kHeads; ++h) {
         const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
-        const auto add = [&](std::vector<double> mass, double total,
-                             double weight) {  // shares of the k heaviest
-          std::sort(mass.rbegin(), mass.rend());
+        // Shares of the own block, the last one, and the k - 1 heaviest before it.
+        const auto add = [&](std::vector<double> mass, double total, double weight) {
+          std::rotate(mass.begin(), std::prev(mass.end()), mass.end());
+          std::sort(std::next(mass.begin()), mass.end(), std::greater<>());
           for (std::size_t c = 0; c < candidates.size(); ++c) {
             double sum = 0;
             for (std::size_t k = 0; k < mass.size() && static_cast<std::int64_t>(k) < candidates[c];
@@ -405,6 +406,48 @@ TEST_F(Choice, CapsKeepTheHeaviestColumns) {
   EXPECT_TRUE(std::includes(all.begin(), all.end(), few.begin(), few.end()));
 }
 
+/// Entries of `mass` that its share asks for beyond the heaviest `cap`, and their share of it.
+std::pair<std::int64_t, double> left_out(std::vector<double> mass, double share, std::size_t cap) {
+  std::sort(mass.rbegin(), mass.rend());
+  const double total = std::accumulate(mass.begin(), mass.end(), 0.0);
+  double reached = 0, lost = 0;
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < mass.size() && reached < share * total; reached += mass[i++])
+    if (i >= cap) ++count, lost += mass[i] / total;
+  return {count, lost};
+}
+
+TEST_F(Choice, WhatCapsLeaveOutIsCountedOnAnyNumberOfRanks) {
+  SCOPED_TRACE(draw.trace());
+  const Communicator world = Communicator::world();
+  AttentionOptions options = options_of("vertical_slash");
+  options.vertical_share = 0.6, options.max_columns = 12;
+  options.slash_share = 0.8, options.max_slashes = 3;
+  const Data data({900}, options, draw);
+  const SequenceLayout layout(LayoutKind::zigzag, data.batch.axis_tokens(), world.size(), 64,
+                              options.align());
+  Recorder recorder;
+  recorder.enabled = true;
+  const auto source = pattern_source(world, attention_axes(data.batch, layout, world.rank()),
+                                     options, nullptr, &recorder);
+  source->shards(data.inputs(data.packed(layout, world.rank()), DType::f32));
+  const std::vector<BudgetRow> rows = recorder.take_budgets();
+  ASSERT_EQ(rows.size(), static_cast<std::size_t>(kHeads));
+  std::int64_t cut = 0;
+  for (const BudgetRow& row : rows) {
+    const auto [column, slash] = observed_mass(data, options, row.head, 0);
+    const auto columns = left_out(column, options.vertical_share, 12),
+               slashes = left_out(slash, options.slash_share, 3);
+    cut += columns.first;
+    // A sum that crosses its share by a last bit of fp32 may want one more or less of either.
+    EXPECT_NEAR(static_cast<double>(row.overflow),
+                static_cast<double>(columns.first + slashes.first), 2)
+        << "head " << row.head;
+    EXPECT_NEAR(row.overflow_mass, std::max(columns.second, slashes.second), 0.01);
+  }
+  EXPECT_GT(cut, 0) << "no cap decided";
+}
+
 TEST_F(Choice, MobaTakesTheBlocksWithTheHighestScores) {
   SCOPED_TRACE(draw.trace());
   const AttentionOptions options = options_of("moba");
@@ -444,17 +487,18 @@ TEST_F(Choice, MobaTakesTheBlocksWithTheHighestScores) {
 TEST_F(Choice, XAttentionKeepsTheThresholdOfEveryRowOfBlocks) {
   SCOPED_TRACE(draw.trace());
   const AttentionOptions options = options_of("xattention");
-  const Data data({1000, 200}, options, draw);
+  const Data data({1000, 200, 387}, options, draw);  // one ends with padding behind three tokens
   const std::int64_t n = data.batch.axis_tokens(), width = options.xattention_block,
                      stride = options.xattention_stride;
   const Mask mask = alone(data, options);
   const PackedAxis axis(data.batch);
   for (std::int64_t h = 0; h < kHeads; ++h)
-    for (int s = 0; s < 2; ++s) {
+    for (int s = 0; s < 3; ++s) {
       const std::int64_t first = axis.offset[s], count = data.batch.segments[s].tokens();
       for (std::int64_t row = 0; row * width < count; ++row) {
         std::vector<double> mass(static_cast<std::size_t>(row + 1), 0);
-        for (std::int64_t i = row * width / stride; i < (row + 1) * width / stride; ++i) {
+        const std::int64_t strides = std::min((row + 1) * width, count + stride - 1) / stride;
+        for (std::int64_t i = row * width / stride; i < strides; ++i) {
           std::vector<double> e;
           double sum = 0;
           for (std::int64_t j = 0; j <= i; ++j) {
