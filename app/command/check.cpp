@@ -213,7 +213,7 @@ void plan_first_steps(const Config& config, const std::shared_ptr<const Costs>& 
     plans.push_back(std::move(step.plan));
   }
   if (f.planned_steps == config.run.steps) {
-    const auto whole = run_memory(plans, run.simulation(), run.evaluates());
+    const auto whole = run_memory(plans, run.simulation());
     for (std::size_t s = 0; s < f.stages.size(); ++s) f.stages[s].planned = whole.at(s);
   }
 }

@@ -9,6 +9,22 @@
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
+namespace {
+
+void warn_of_other_keys(const Session& session, Restored& restored) {
+  for (const std::string& line : check_deck(session, restored, true)) {
+    const std::string key = line.substr(0, line.find(':'));
+    if (names_model(key))
+      restored.warnings.push_back(
+          fmt::format("{}: written by another model than the deck's: {}", restored.path, line));
+    if (key == "data.validation_share")
+      restored.warnings.push_back(fmt::format(
+          "{}: other samples were held out, so that it may have been trained on these: {}",
+          restored.path, line));
+  }
+}
+
+}  // namespace
 
 int eval_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
@@ -39,10 +55,7 @@ int eval_command(const CommandLine& line) {
               fmt::format("{}: written with run.seed = {}, the deck has {}; other samples would be "
                           "held out, some of them trained on: use the same seed",
                           restored.path, restored.state.seed, seed));
-    for (const std::string& key : check_deck(session, restored, true))
-      if (names_model(key.substr(0, key.find(':'))))
-        restored.warnings.push_back(
-            fmt::format("{}: written by another model than the deck's: {}", restored.path, key));
+    warn_of_other_keys(session, restored);
   }
   load_pairs(session);
   StepPlanner planner(session, nullptr);

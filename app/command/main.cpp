@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -95,10 +96,18 @@ int start_ranks(const Command& command, const CommandLine& line, std::vector<cha
   start_mpi(&argc, &argv, start_limit_s(line));
   set_wait_limit(start_limit_s(line));  // until the deck is read
   int status = 1;
-  {
-    Kokkos::ScopeGuard scope(argc, argv);
-    status = run_on_ranks(command, line);
+  std::optional<Kokkos::ScopeGuard> scope;
+  try {
+    scope.emplace(argc, argv);
+  } catch (const std::exception& e) {
+    if (launched_rank() == 0)
+      std::fprintf(stderr,
+                   "ballast: Kokkos does not start: %s; look at the KOKKOS_* variables of the "
+                   "environment and at --kokkos-* options\n",
+                   e.what());
   }
+  if (scope) status = run_on_ranks(command, line);
+  scope.reset();
   // Ranks that wait for a core are slow, not stuck.
   const double limit_s = std::clamp(wait_limit(), 30.0, 60.0);
   end_mpi(status, limit_s);
@@ -113,6 +122,8 @@ int main(int argc, char** argv) {
   using namespace ballast;
   // A file that meets the limit of its size fails as on a full disk, with a message.
   std::signal(SIGXFSZ, SIG_IGN);
+  // Nor does a run end where nobody reads its lines any more (| head).
+  std::signal(SIGPIPE, SIG_IGN);
   std::vector<std::string> arguments;
   std::vector<char*> kokkos{argv[0]};
   for (int i = 1; i < argc; ++i) {

@@ -48,6 +48,9 @@ std::string typed(const CommandLine& line) {
   if (t.ranks > 0) text += fmt::format(" --ranks {}", t.ranks);
   if (t.memory_gib > 0) text += fmt::format(" --memory {}", t.memory_gib);
   if (t.coverage > 0) text += fmt::format(" --coverage {}", t.coverage);
+  const TuneLine usual;
+  if (t.trials != usual.trials) text += fmt::format(" --trials {}", t.trials);
+  if (t.steps != usual.steps) text += fmt::format(" --steps {}", t.steps);
   return text;
 }
 

@@ -1,6 +1,7 @@
 """ballast-data build INPUT... : token files for training; ballast-data inspect FILE shows one."""
 import argparse
 import errno
+import math
 import os
 import shutil
 import sys
@@ -8,6 +9,7 @@ import sys
 sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
 
 NEEDED = ("h5py", "numpy", "jinja2", "tokenizers")
+MOST_TOKENS = (1 << 63) - 1  # of --max-tokens, which the file keeps in 64 bits
 
 
 def arguments(argv):
@@ -87,26 +89,20 @@ def build(options):
     import readers
     import recipe as recipes
     import summary
+    import template
     import workers
     from errors import DataError
     from shards import Journal
 
-    if (
-        options.workers < 1
-        or options.shard_mib < 1e-3
-        or options.max_tokens < 0
-        or options.ranks < 1
-    ):
-        raise DataError(
-            "--workers and --ranks must be at least 1, --shard-mib 0.001, --max-tokens 0"
-        )
+    refuse_numbers(options)
     if options.pairs and (options.turns or options.long == "split"):
         raise DataError("--pairs: both answers of a pair are one sample each, not several")
     if os.path.exists(options.out) and not os.path.isfile(options.out):
         raise DataError(f"{options.out} is no regular file; --out names the HDF5 file to write")
     options.long = options.long or ("truncate" if options.pairs else "split")
     paths, notes = recipes.files_of(options)
-    refuse_input_as_output(paths, options.out)
+    read = template.files_read(options.tokenizer, options.chat_template)
+    refuse_input_as_output([*paths, *read], options.out)
     for note in notes:
         print(note)
     made = recipes.make(options, paths)
@@ -126,6 +122,18 @@ def build(options):
         print(f"going on: {len(journal.records)} of {len(groups)} shards are there")
     workers.make_shards(groups, made, journal, options.workers)
     return finish(options, made, journal, summary)
+
+
+def refuse_numbers(options):
+    """Errors: DataError of numbers out of bounds, before any row is read."""
+    from errors import DataError
+
+    if options.workers < 1 or options.ranks < 1:
+        raise DataError("--workers and --ranks must be at least 1")
+    if not 1e-3 <= options.shard_mib < math.inf:  # nan is not either
+        raise DataError("--shard-mib must be a finite number of at least 0.001")
+    if not 0 <= options.max_tokens <= MOST_TOKENS:
+        raise DataError(f"--max-tokens must be from 0 (no limit) to {MOST_TOKENS}")
 
 
 def refuse_input_as_output(paths, out):
@@ -166,12 +174,13 @@ def finish(options, recipe, journal, summary):
 
     records = [journal.records[n] for n in sorted(journal.records)]
     if not any(r["documents"] for r in records):
-        for line in summary.text(records, assemble.statistics(journal.folder, records)):
+        lengths = assemble.statistics(journal.folder, records)
+        for line in summary.text(records, lengths, recipe["loss_on"]):
             print(line)
         raise DataError("no sample is left")
     lengths = assemble.write(options.out, journal.folder, records, recipe)
     shutil.rmtree(journal.folder)
-    for line in summary.text(records, lengths):
+    for line in summary.text(records, lengths, recipe["loss_on"]):
         print(line)
     for line in summary.plan(options.out, lengths.max(), options.ranks, options.pairs):
         print(line)
@@ -236,4 +245,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    # Names of files that are no UTF-8 are printed as they are.
+    sys.stdout.reconfigure(errors="surrogateescape")
     sys.exit(main(sys.argv[1:]))

@@ -124,7 +124,9 @@ def write(path, folder, records, recipe):
 def describe(file, recipe, total, lengths):
     file.attrs["format"] = "ballast tokens"
     file.attrs["format_version"] = 1
-    file.attrs["tokenizer"] = np.bytes_(os.path.basename(os.path.abspath(recipe["tokenizer"])))
+    file.attrs["tokenizer"] = np.bytes_(
+        os.fsencode(os.path.basename(os.path.abspath(recipe["tokenizer"])))
+    )
     file.attrs["tokenizer_tokens"] = np.int64(recipe["tokenizer_tokens"])
     file.attrs["tokenizer_crc32"] = np.uint64(recipe["tokenizer_crc32"])
     file.attrs["recipe_crc32"] = np.uint64(digest(recipe))

@@ -1,4 +1,5 @@
 """Errors that a user can act on."""
+import os
 
 
 class DataError(Exception):
@@ -19,6 +20,12 @@ def refuse_pointer(path, first):
         raise DataError(
             f"{path}: is a Git LFS pointer, not the file itself; `git lfs pull` there fetches it"
         )
+
+
+def refuse_irregular(path, remedy):
+    """Errors: DataError of a FIFO, a socket or a device, since opening one may wait forever."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise DataError(f"{path} is no regular file; {remedy}")
 
 
 class Unreadable:

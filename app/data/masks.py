@@ -66,6 +66,7 @@ class Encoder:
     turns: bool = False
     eos: int = None
     counters: dict = field(default_factory=dict)
+    roles: set = field(default_factory=set)  # those of loss_on that were met
 
     def __post_init__(self):
         self.tokenizer.no_truncation()
@@ -97,8 +98,10 @@ class Encoder:
 
     def rendered_sample(self, sample):
         if not isinstance(sample, Chat):
+            self.meet(("assistant",))  # a text, or its completion, is what the model itself writes
             begins = [(0, "user"), (sample.prompt, "assistant")] if sample.prompt else [(0, "text")]
             return [Rendered(sample, sample.text, [(sample.prompt, len(sample.text))], begins)]
+        self.meet(m["role"] for m in sample.messages)
         self.count_unusual_roles(sample)
         if self.chat is None:
             raise DataError(
@@ -203,6 +206,10 @@ class Encoder:
                 if what not in self.counters and len(self.counters) > 20:
                     what = "messages of other roles that carry no loss"
                 self.count(what)
+
+    def meet(self, roles):
+        """Keeps which roles of loss_on are there, so that the others can be told."""
+        self.roles.update(role for role in roles if role in self.loss_on)
 
     def wanted(self, chat, i):
         weight = chat.weights[i]

@@ -9,7 +9,7 @@ import re
 import sys
 from collections import namedtuple
 
-from errors import DataError, Unreadable
+from errors import DataError, Unreadable, refuse_irregular
 from tools import of_table
 
 LONGEST_TEXT = 16 << 20  # a longer text file becomes several documents, cut at line ends
@@ -77,13 +77,16 @@ def files(inputs, split):
         if os.path.isdir(path):
             listed = in_folder(path, split, notes)
             if not listed:
-                raise DataError(f"{path}: no file of {', '.join(FORMATS)} is in this folder")
+                raise DataError(
+                    f"{path}: no regular file of {', '.join(FORMATS)} is in this folder"
+                )
             found += listed
-        elif os.path.isfile(path):
+        elif os.path.exists(path):
             found.append(path)
         else:
             raise DataError(f"{path}: no such file or folder")
     for path in found:
+        refuse_irregular(path, "copy what it holds to a file")
         if os.path.splitext(path)[1] not in FORMATS:
             raise DataError(f"{path}: not one of {', '.join(FORMATS)} (compressed: unpack it)")
     return found, notes
@@ -109,6 +112,7 @@ def in_folder(folder, split, notes):
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         found += [os.path.join(place, n) for n in sorted(names)]
+    found = regular(folder, found, notes)
     refuse_unread(folder, [p for p in found if not is_card(p)])
     known = [p for p in found if os.path.splitext(p)[1] in FORMATS]
     rows = [p for p in known if not is_text(p) and not is_card(p)]
@@ -130,6 +134,19 @@ def in_folder(folder, split, notes):
             f"{folder}: rows of {len(places)} folders together: {shortened(', '.join(places))}"
         )
     return taken
+
+
+def regular(folder, paths, notes):
+    """The paths without FIFOs, sockets and devices; those named as data are told.  A link to
+    nothing stays, so that what is missing is refused later."""
+    kept, left = [], []
+    for path in paths:
+        odd = os.path.exists(path) and not os.path.isfile(path)
+        (left if odd else kept).append(path)
+    if named_as_data := [p for p in left if os.path.splitext(p)[1].lower() in (*FORMATS, *UNREAD)]:
+        listed = ", ".join(os.path.relpath(p, folder) for p in named_as_data)
+        notes.append(f"{folder}: left out as no regular files: {shortened(listed)}")
+    return kept
 
 
 def described(path, key, kind):

@@ -5,7 +5,7 @@ import sys
 import h5py
 
 import recipe as recipes
-from errors import DataError
+from errors import DataError, refuse_irregular
 
 LEARNT, GIVEN, HEADING, END = "\033[1;32m", "\033[2m", "\033[1;36m", "\033[0m"
 
@@ -63,11 +63,12 @@ def sample_lines(file, number, tokenizer, colour, most):
 def show(options):
     if min(options.first, options.samples, options.tokens) < 0:
         raise DataError("--first, --samples and --tokens must be at least 0")
+    refuse_irregular(options.file, "inspect reads the HDF5 file that ballast-data build wrote")
     colour = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     try:
         file = h5py.File(options.file, "r")
     except OSError as error:
-        raise DataError(f"{options.file}: {error}") from error
+        raise DataError(f"{options.file}: {' '.join(str(error).split())}") from error
     with file:
         if file.attrs.get("format") != "ballast tokens":
             raise DataError(f"{options.file} was not written by ballast-data")
@@ -75,7 +76,9 @@ def show(options):
         documents = len(file["offsets"]) - 1
         for name in sorted(file.attrs):
             value = file.attrs[name]
-            print(f"{name}: {value.decode() if isinstance(value, bytes) else value}")
+            print(
+                f"{name}: {value.decode(errors='replace') if isinstance(value, bytes) else value}"
+            )
         print("loss lies on what is green" if colour else "loss lies on what stands in [[ ]]")
         for number in range(options.first, min(documents, options.first + options.samples)):
             for line in sample_lines(file, number, tokenizer, colour, options.tokens):

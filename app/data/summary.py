@@ -18,6 +18,15 @@ def counters(records):
     return total
 
 
+def absent_roles(records, loss_on):
+    """Roles that carry loss and that no row has; none where a shard does not say what it has, as
+    those that older versions began."""
+    if not all("roles" in record for record in records) or not any(r["rows"] for r in records):
+        return []
+    met = {role for record in records for role in record["roles"]}
+    return [role for role in loss_on if role not in met]
+
+
 def histogram(lengths, width=40):
     """Lines of a histogram in powers of two, with the share of tokens beside the samples."""
     edges, counts = lengths_histogram(lengths)
@@ -29,7 +38,7 @@ def histogram(lengths, width=40):
         yield f"{edge:>12}  {count:>9}  {100 * share:5.1f} % {'#' * round(width * share)}".rstrip()
 
 
-def text(records, lengths):
+def text(records, lengths, loss_on):
     tokens, loss = (sum(r[k] for r in records) for k in ("tokens", "loss"))
     rows = sum(r["rows"] for r in records)
     yield (
@@ -38,6 +47,9 @@ def text(records, lengths):
     )
     for what, number in sorted(counters(records).items()):
         yield f"  {number} {what}"
+    if absent := absent_roles(records, loss_on):
+        many = "s" if len(absent) > 1 else ""
+        yield f"  no row has the role{many} {', '.join(absent)}, which --loss-on names"
     if len(lengths):
         yield from histogram(lengths)
 

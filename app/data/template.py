@@ -8,12 +8,18 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from errors import DataError, RowError, refuse_pointer
+from errors import DataError, RowError, refuse_irregular, refuse_pointer
 
 # Stand around what {% generation %} marks while a template renders; no text may hold them, since
 # Unicode gives them no character.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 OWN_VALUES = ("messages", "tools", "add_generation_prompt")  # of every rendering
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 # Stands between a template and the one that is for samples with tools.
 FOR_TOOLS = "\n{# For samples with tools: #}\n"
 
@@ -161,6 +167,7 @@ def find(folder, file=None):
 
 def read_template(path):
     """The template of a file; also of a JSON file that holds it under chat_template."""
+    refuse_irregular(path, "copy the template to a file")
     try:
         with open(path, encoding="utf-8-sig") as stream:
             source = stream.read()
@@ -179,8 +186,8 @@ def read_template(path):
     return held
 
 
-def template_files(folder):
-    """{name: source} of a folder's *.jinja, which go before tokenizer_config.json."""
+def template_paths(folder):
+    """{name: path} of a folder's *.jinja."""
     path, more = (
         os.path.join(folder, name) for name in ("chat_template.jinja", "additional_chat_templates")
     )
@@ -188,7 +195,19 @@ def template_files(folder):
     for name in sorted(os.listdir(more)) if os.path.isdir(more) else []:
         if name.endswith(".jinja"):
             found[name.removesuffix(".jinja")] = os.path.join(more, name)
-    return {name: read_template(where) for name, where in found.items()}
+    return found
+
+
+def template_files(folder):
+    """{name: source} of a folder's *.jinja, which go before tokenizer_config.json."""
+    return {name: read_template(where) for name, where in template_paths(folder).items()}
+
+
+def files_read(folder, file=None):
+    """Paths of all that is read of a tokenizer's folder, and of `file`, a template."""
+    found = [os.path.join(folder, name) for name in TOKENIZER_FILES]
+    found += [*template_paths(folder).values(), *([file] if file else [])]
+    return [path for path in found if os.path.isfile(path)]
 
 
 def named_templates(value, folder):

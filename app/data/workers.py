@@ -145,6 +145,7 @@ def shard(number, group):
         raise STATE["error"]
     cutter, key = STATE["cutter"], STATE["recipe"]["key"]
     cutter.encoder.counters.clear()
+    cutter.encoder.roles.clear()
     writer = ShardWriter(STATE["folder"], number)
     block, characters, row = [], 0, 0
     for piece in group:
@@ -161,6 +162,7 @@ def shard(number, group):
     record = writer.close()
     record.update(rows=row, bytes=sum(p.size for p in group))
     record["counters"] = dict(sorted(cutter.encoder.counters.items()))
+    record["roles"] = sorted(cutter.encoder.roles)
     return record
 
 

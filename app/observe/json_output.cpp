@@ -12,6 +12,11 @@ namespace ballast {
 std::string json_problem(const std::string& file) {
   if (file.empty()) return "";
   const bool there = std::filesystem::exists(file);
+  if (std::error_code ignored; std::filesystem::is_regular_file(file, ignored)) {
+    std::ifstream old(file);
+    if (char first = '{'; old >> first && first != '{' && first != '[')
+      return fmt::format("--json {}: this file is there and is no JSON; choose another name", file);
+  }
   const bool opens = std::ofstream(file, std::ios::app).good();
   const std::string why = opens ? "" : std::strerror(errno);
   if (std::error_code ignored; opens && !there) std::filesystem::remove(file, ignored);

@@ -40,8 +40,9 @@ StepLog::StepLog(const std::string& file, bool active) {
     made->flush_on(spdlog::level::info);
     return made;
   };
+  impl_->terminal_log = logger(std::make_shared<spdlog::sinks::stdout_sink_mt>());
+  impl_->terminal_log->set_error_handler([](const std::string&) {});  // nobody reads it any more
   try {
-    impl_->terminal_log = logger(std::make_shared<spdlog::sinks::stdout_sink_mt>());
     if (!file.empty()) {
       impl_->file_log = logger(std::make_shared<spdlog::sinks::basic_file_sink_mt>(file));
       // Said once; lines follow again where the disk has room again.
@@ -52,7 +53,7 @@ StepLog::StepLog(const std::string& file, bool active) {
       });
     }
   } catch (const spdlog::spdlog_ex& e) {
-    fail("log {} cannot be written: {}", file, e.what());
+    fmt::print(stderr, "ballast: warning: the run goes on without its log: {}\n", e.what());
   }
   impl_->terminal = ::isatty(STDERR_FILENO) != 0;
 }

@@ -33,6 +33,11 @@ void add_plans(nlohmann::ordered_json& json, const Config& config, std::int64_t 
       plans.push_back(to_json(plan));
     }
     json["plans"] = std::move(plans);
+    if (config.batching.scope == BatchScope::epoch)
+      json["plans_note"] =
+          "of batches step by step, as batching.scope = \"step\" makes them; an epoch packed at "
+          "once, "
+          "which the figures are of, has no step plans and is not trained";
     tell_simulated_budgets(json, config);
   } catch (const Error& e) {
     json["plans_refused"] = e.what();

@@ -33,7 +33,13 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
           beyond, data.samples(), groups.back(), data.length(longest_sample(data)));
 }
 
-void refuse_missing_held_out(const Config& config, const Sampler& sampler) {
+void refuse_missing_held_out(const Config& config, const Dataset& data, const Sampler& sampler) {
+  const AttentionOptions attention = attention_options(config);
+  require(!config.trace.measures_drift() || !attention.sparse() ||
+              drift_sample(data, sampler, attention),
+          "trace.recall_drift needs a held-out sample of more than {} tokens; set "
+          "data.validation_share above 0, or trace.recall_drift = false",
+          attention.whole_tokens());
   if (!sampler.validation().empty()) return;
   const auto needs = [&](const char* key, std::int64_t value) {
     require(value == 0,
@@ -116,7 +122,9 @@ OpenedFiles open_files_of(const Config& config) {
       if (has_ids(data_options(config))) read_first_tokens(*data);
       refuse_samples_beyond_groups(config, *data);
       const Sampler sampler = sampler_of(config, *data);
-      refuse_missing_held_out(config, sampler);
+      found.data += fmt::format("; {} samples for training, {} held out",
+                                sampler.training_samples(), sampler.validation().size());
+      refuse_missing_held_out(config, *data, sampler);
       if (config.eval.every_steps > 0 && config.eval.generate.tokens > 0)
         refuse_prompts_beyond_groups(
             config, prompt_lengths(config, sample_prompts(config, *data, sampler)));

@@ -59,11 +59,16 @@ PlannedRun::PlannedRun(const Config& config, std::shared_ptr<const Costs> costs)
       simulation_(simulation_options(config, options_)),
       averages_(static_cast<double>(simulation_.dst.base_budget), config.sab.decay) {
   options_.batching.placement_costs = placement_costs(options_, simulation_, *costs_);
-  begin(options_.batching, simulation_.tune);
+  begin(options_.batching);
 }
 
-void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
+void PlannedRun::begin_at_base(const BatchingOptions& batching, bool tune) {
   simulation_.tune = tune;
+  simulation_.base_budget = simulation_.dst.base_budget;
+  begin(batching);
+}
+
+void PlannedRun::begin(const BatchingOptions& batching) {
   batching_ = batching;
   batching_.sample_cost = [this](std::int64_t tokens) {
     const ContextSplit split{options_.mesh.sp, options_.mesh.cp_outer, options_.mesh.cp_inner};
@@ -83,20 +88,20 @@ void PlannedRun::count_memory() {
   simulation_.memory = stage_memories(config_, run);
   StepOptions options = step_options(config_, options_, simulation_, *costs_);
   options.batching = batching_;  // with what samples cost
-  const auto plan = [&](const std::vector<SampleLength>& samples) {
-    return samples.empty() ? nullptr
-                           : std::make_shared<const StepPlan>(plan_evaluation(samples, options));
+  const auto add = [&](const std::vector<SampleLength>& samples, AfterSteps when) {
+    if (samples.empty()) return;
+    simulation_.between.push_back(
+        {std::make_shared<const StepPlan>(plan_evaluation(samples, options)), when});
   };
-  std::shared_ptr<const StepPlan> drift;
   if (config_.trace.measures_drift() && options_.attention.sparse()) {
-    drift = plan(samples_->drifting());
-    if (drift) count_kept_indexes(*drift, simulation_.memory);
+    add(samples_->drifting(), {1, config_.trace.recall_every});
+    if (!simulation_.between.empty())
+      count_kept_indexes(*simulation_.between.front().plan, simulation_.memory);
   }
-  if (config_.eval.every_steps > 0) simulation_.evaluation = plan(samples_->evaluated());
-  evaluates_ = config_.eval.every_steps;
-  if (simulation_.evaluation || !drift) return;
-  simulation_.evaluation = std::move(drift);
-  evaluates_ = config_.trace.recall_every;
+  const std::int64_t every = config_.eval.every_steps;
+  if (every == 0) return;
+  add(samples_->evaluated(), {every, every});
+  if (config_.eval.generate.tokens > 0) add(samples_->written(), {every, every});
 }
 
 PlannedRun::Step PlannedRun::next() {

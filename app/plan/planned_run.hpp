@@ -40,13 +40,12 @@ class PlannedRun {
   /// Steps from now on hold the times of every operation.
   void keep_ops() { simulation_.keep_ops = true; }
   /// Steps come with their ranks' peak bytes (SimulatedStep::memory), as they are when the deck's
-  /// evaluations (or measurements of drift, where there are none) have grown the pools.
+  /// evaluations, the texts written at these and measurements of drift have grown the pools.
   void count_memory();
-  /// Steps between these; 0: there are none.
-  std::int64_t evaluates() const { return evaluates_; }
 
-  /// From the first step again, with or without tuning, batches made by `batching`.
-  void begin(const BatchingOptions& batching, bool tune);
+  /// From the first step again, batches made by `batching`, at the budget that tuning begins from
+  /// (dst.base_budget) and with or without tuning, whatever dst.enabled says.
+  void begin_at_base(const BatchingOptions& batching, bool tune);
 
   struct Step {
     StepPlan plan;
@@ -61,6 +60,7 @@ class PlannedRun {
   const SimulationOptions& simulation() const { return simulation_; }
 
  private:
+  void begin(const BatchingOptions& batching);
   const Config& config_;
   std::shared_ptr<const Costs> costs_;
   RunOptions options_;
@@ -69,7 +69,7 @@ class PlannedRun {
   std::unique_ptr<PlannedSamples> samples_;
   SamplerPosition position_;
   BudgetAverages averages_;
-  std::int64_t step_ = 0, evaluates_ = 0;
+  std::int64_t step_ = 0;
 };
 
 /// Sums of a run's steps, as its tables show them.

@@ -1,5 +1,6 @@
 #include "app/plan/planned_samples.hpp"
 
+#include "app/plan/prompts.hpp"
 #include "core/base/error.hpp"
 #include "core/config/run_options.hpp"
 
@@ -48,8 +49,25 @@ std::vector<SampleLength> PlannedSamples::evaluated() const {
 }
 
 std::vector<SampleLength> PlannedSamples::drifting() const {
-  const std::vector<std::int64_t>& held_out = sampler_.validation();
-  return held_out.empty() ? std::vector<SampleLength>{} : lengths({held_out.front()});
+  const std::optional<std::int64_t> sample =
+      drift_sample(*dataset_, sampler_, attention_options(config_));
+  return sample ? lengths({*sample}) : std::vector<SampleLength>{};
+}
+
+std::vector<SampleLength> PlannedSamples::written() const {
+  std::vector<SampleLength> list;
+  for (const std::int64_t tokens :
+       prompt_lengths(config_, sample_prompts(config_, *dataset_, sampler_)))
+    list.push_back(
+        {static_cast<std::int64_t>(list.size()), tokens + config_.eval.generate.tokens - 1, 1});
+  return list;
+}
+
+std::optional<std::int64_t> drift_sample(const Dataset& data, const Sampler& sampler,
+                                         const AttentionOptions& attention) {
+  for (const std::int64_t sample : sampler.validation())
+    if (data.length(sample) > attention.whole_tokens()) return sample;
+  return std::nullopt;
 }
 
 std::vector<SampleLength> PlannedSamples::lengths(const std::vector<std::int64_t>& samples) const {

@@ -1,11 +1,13 @@
 // The deck's samples as plans see them: lengths alone, in the order that training takes them.
 #pragma once
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/config/config.hpp"
 #include "core/data/sampler.hpp"
 #include "core/data/sampler_window.hpp"
+#include "core/plan/attention/attention_options.hpp"
 #include "core/plan/batch/batch.hpp"
 #include "io/data/dataset.hpp"
 
@@ -16,6 +18,11 @@ std::unique_ptr<Dataset> open_planned_data(const Config& config);
 
 /// Their order, and which of them are held out.
 Sampler sampler_of(const Config& config, const Dataset& dataset);
+
+/// The held-out sample that trace.recall_drift is measured on: the first one of which a pattern
+/// leaves anything out, as far as its length tells.
+std::optional<std::int64_t> drift_sample(const Dataset& data, const Sampler& sampler,
+                                         const AttentionOptions& attention);
 
 class PlannedSamples {
  public:
@@ -34,8 +41,10 @@ class PlannedSamples {
 
   /// What the deck's evaluations take; empty where nothing is held out.
   std::vector<SampleLength> evaluated() const;
-  /// That whose drift is measured; none: the first held-out one does not exist.
+  /// That whose drift is measured (drift_sample()); none: there is none.
   std::vector<SampleLength> drifting() const;
+  /// The texts that evaluations write (eval.generate_*), at their longest.
+  std::vector<SampleLength> written() const;
 
   const Dataset& dataset() const { return *dataset_; }
   std::int64_t training_samples() const { return sampler_.training_samples(); }

@@ -93,12 +93,15 @@ def main(argv):
 def show_profiles(paths, out):
     from pathlib import Path
 
+    import output
     import profile_page
 
-    for path in paths:
-        folder = Path(out) if out else path / "report"
-        if out and len(paths) > 1:
-            folder /= path.name
+    folders = [Path(out) if out else path / "report" for path in paths]
+    if out and len(paths) > 1:
+        folders = [folder / path.name for folder, path in zip(folders, paths)]
+    for folder in folders:
+        output.refuse_targets(folder, [])
+    for path, folder in zip(paths, folders):
         print(profile_page.write(path, profile_page.load(path), folder))
 
 
@@ -115,16 +118,18 @@ def show_runs(args):
     import verdict
     from load import load_run
 
-    runs = [load_run(path) for path in args.runs]
+    paths = [Path(path) for path in args.runs]
+    if args.out:
+        folder = Path(args.out)
+    else:
+        folder = paths[0] / "report" if len(paths) == 1 else Path("ballast-report")
+    output.refuse_targets(folder, paths, args.json, args.perfetto)
+    runs = [load_run(path) for path in paths]
     distinct_names(runs)
     analyses = [analysis.analyse(run) for run in runs]
     program = None if args.no_simulator else simulator.find_program()
     for a in analyses:
         a.verdict = verdict.judge(a, program)
-    if args.out:
-        folder = Path(args.out)
-    else:
-        folder = runs[0].path / "report" if len(runs) == 1 else Path("ballast-report")
     path = page.write(analyses, folder)
     result = [{**analysis.summary(a), "verdict": verdict.summary(a.verdict)} for a in analyses]
     if len(runs) == 1:
@@ -155,4 +160,6 @@ if __name__ == "__main__":
             f"ballast-report: {sys.executable} lacks {', '.join(absent)}; install"
             f" {' '.join(absent)}, or name another interpreter in BALLAST_PYTHON"
         )
+    # Names of files that are no UTF-8 are printed as they are.
+    sys.stdout.reconfigure(errors="surrogateescape")
     sys.exit(main(sys.argv[1:]))

@@ -222,6 +222,8 @@ def _count_plans_from_1(plans):
 def read_rank(path):
     """One file.  Returns (RankTrace, notes); raises OSError, KeyError or ValueError when it cannot
     be read."""
+    if not path.is_file():  # opening a FIFO waits forever
+        raise OSError("no regular file")
     notes = []
     with h5py.File(path, "r") as file:
         if _text(file.attrs.get("format", "")) != "ballast-trace":
@@ -403,11 +405,21 @@ def parse_log(text):
     return lines
 
 
-def _read_text(path):
+def _read_text(path, notes):
+    """Text of a file, "" where there is none; one that is no regular file is noted, since opening
+    a FIFO waits forever."""
+    if path.exists() and not path.is_file():
+        notes.append(f"{path.name} is no regular file and is left out")
+        return ""
     try:
         return path.read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+def shown(text):
+    """A name with what is no UTF-8 in it replaced, so that it can stand on a page."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def load_run(path):
@@ -447,15 +459,16 @@ def load_run(path):
             f"rank{'s' * many} {number_ranges(gone)} belong{'s' * (not many)} to an earlier"
             " start on another number of ranks"
         )
-    deck_text = _read_text(path / "deck.toml") or newest.deck
+    log = parse_log(_read_text(path / "log.txt", notes))
+    deck_text = _read_text(path / "deck.toml", notes) or newest.deck
     name = path.resolve().name if path.name != "trace" else path.resolve().parent.name
     return Run(
         path,
-        name,
+        shown(name),
         traces,
         newest.ranks,
         deck_text,
         parse_deck(deck_text),
-        parse_log(_read_text(path / "log.txt")),
-        notes,
+        log,
+        [shown(note) for note in notes],
     )

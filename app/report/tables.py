@@ -8,7 +8,7 @@ import metrics
 import starts
 from analysis import CATEGORIES, HEAD_PATTERNS
 from load import COORDINATES
-from output import writing
+from output import refuse_foreign, writing
 from prediction import OPS
 from style import number_ranges
 
@@ -25,6 +25,7 @@ class Table:
     row_formats: tuple = ()
 
     def write_csv(self, path):
+        refuse_foreign(path, (self.columns[0].lower().encode(),))
         with writing(path, newline="") as out:
             writer = csv.writer(out)
             writer.writerow(self.columns)

@@ -58,7 +58,7 @@ std::vector<double> halves(std::uint64_t x) {
 bool names_model(const std::string& key) {
   static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
                                               "model.head_chunk_tokens"};
-  return key.starts_with("model.") && !kFree.contains(key);
+  return (key.starts_with("model.") && !kFree.contains(key)) || key == "lora.alpha";
 }
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
@@ -130,6 +130,18 @@ void restore_window(Session& session, Restored& restored) {
   restored.state.extra.erase(found);
 }
 
+/// Data that has fewer training samples than before may end before the place where the run stands.
+void skip_lost_samples(const Session& session, Restored& restored) {
+  SamplerPosition& at = restored.state.sampler;
+  const std::int64_t samples = session.sampler.training_samples();
+  if (at.index < samples) return;
+  restored.warnings.push_back(fmt::format(
+      "{}: stands at sample {} of epoch {}, of which the data has {} for training now; the run "
+      "goes on with the next epoch",
+      restored.path, at.index, at.epoch, samples));
+  at = SamplerPosition{.epoch = at.epoch + 1};
+}
+
 }  // namespace
 
 std::vector<double> contents_of(const Session& session) {
@@ -143,16 +155,22 @@ std::vector<double> contents_of(const Session& session) {
 std::vector<std::string> check_deck(const Session& session, const Restored& restored,
                                     bool any_model) {
   std::vector<std::string> lines, refused;
+  const bool with_reference = trains_pairs(session.config) && !session.config.dpo.reference_free;
   together(session.mesh.world, [&] {
     for (const DeckDifference& d :
          deck_differences(restored.state.deck, session.config.effective_deck(), restored.path)) {
       if (d.before.empty() || d.now.empty()) continue;  // a key of another version of the program
       lines.push_back(fmt::format("{}: {} before, {} now", d.key, d.before, d.now));
       if (names_model(d.key)) refused.push_back(lines.back());
+      require(d.key != "loss.kind" || !with_reference || any_model,
+              "{}: trained with loss.kind = {}, so its model is not the one that dpo.reference was "
+              "computed with: `ballast export` it, name that folder in model.weights and run "
+              "`ballast reference` again, or continue all the same with --force-model",
+              restored.path, d.before);
     }
     require(refused.empty() || any_model,
-            "{}: written by another model than the deck's ({}); state the same block model, or "
-            "continue all the same with --force-model",
+            "{}: written by another model than the deck's ({}); state the same blocks model and "
+            "lora, or continue all the same with --force-model",
             restored.path, fmt::join(refused, "; "));
   });
   return lines;
@@ -176,6 +194,7 @@ void check_sample_order(Session& session, Restored& restored) {
                         restored.path, fmt::join(before, ", "),
                         fmt::join(numbers(session.options.curriculum), ", ")));
   restore_window(session, restored);
+  skip_lost_samples(session, restored);
   const auto data = restored.state.extra.find("data_fingerprint");
   if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
     restored.warnings.push_back(fmt::format(

@@ -1,9 +1,11 @@
 #include "app/train/checkpoints.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <limits>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "io/checkpoint/checkpoint_folder.hpp"
@@ -21,6 +23,16 @@ std::string new_run(const Communicator& world) {
   return world.broadcast(fmt::format("{:08x}{:08x}", random(), random()), 0);
 }
 
+/// What held-out losses depend on beside the model: those of two runs compare where it is equal.
+std::vector<double> what_judges(const Session& session, std::vector<double> contents) {
+  const Config& config = session.config;
+  for (const double half : halves(session.dataset->fingerprint())) contents.push_back(half);
+  contents.insert(contents.end(),
+                  {config.data.validation_share, static_cast<double>(config.eval.samples),
+                   static_cast<double>(config.loss.kind)});
+  return contents;
+}
+
 }  // namespace
 
 Checkpoints::Checkpoints(Session& session, ShardedOptimizer& optimizer, Options options,
@@ -32,7 +44,8 @@ Checkpoints::Checkpoints(Session& session, ShardedOptimizer& optimizer, Options 
       writer_(session.mesh.world, options_.folder, options_.keep, options_.snapshot_bytes),
       run_(new_run(session.mesh.world)),
       newest_(restored.path),
-      contents_(contents_of(session)) {
+      contents_(contents_of(session)),
+      judged_by_(what_judges(session, contents_)) {
   if (!restored.path.empty()) {
     parent_ = fmt::format("{} (run {})", restored.path,
                           restored.state.run.empty() ? "unknown" : restored.state.run);
@@ -50,6 +63,14 @@ Checkpoints::Checkpoints(Session& session, ShardedOptimizer& optimizer, Options 
 void Checkpoints::restore_best(const CheckpointState& state) {
   best_ = best_checkpoint(state);
   if (!best_) return;
+  const auto judged_by = state.extra.find("best_judged_by");
+  if (judged_by != state.extra.end() && judged_by->second != judged_by_) {
+    best_.reset();
+    say_(
+        "the best checkpoint of before was found by another loss or other held-out samples; it is "
+        "looked for anew");
+    return;
+  }
   // The file of an older best one goes when a better one comes, so a run that went back may lack
   // it.
   std::int64_t missing = 0;
@@ -82,9 +103,16 @@ void Checkpoints::after_step(const CheckpointState& state, bool due) {
 
 void Checkpoints::finish(const CheckpointState& state, bool wanted) {
   settle(writer_.finish());
+  // Storage that is full or away may be back soon, and after the last attempt all is lost.
+  constexpr double kFirstPause = 1, kLongestPause = 8;
+  double pause_s = kFirstPause;
   while (wanted && saved_step_ != state.step) {
     start(state);
     settle(writer_.finish());
+    if (saved_step_ == state.step) break;
+    say_(fmt::format("the last checkpoint is tried again in {:.0f} s", pause_s));
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause_s));
+    pause_s = std::min(2 * pause_s, kLongestPause);
   }
 }
 
@@ -94,7 +122,10 @@ void Checkpoints::start(const CheckpointState& state) {
   whole.run = run_;
   whole.parent = parent_;
   whole.extra["data_contents"] = contents_;
-  if (best_) set_best_checkpoint(whole, *best_);
+  if (best_) {
+    set_best_checkpoint(whole, *best_);
+    whole.extra["best_judged_by"] = judged_by_;
+  }
   settle(save(session_, optimizer_, std::move(whole), writer_));
 }
 

@@ -53,6 +53,7 @@ class Checkpoints {
   CheckpointWriter writer_;
   std::string run_, parent_, newest_;
   std::vector<double> contents_;        ///< fingerprint of the training data's contents
+  std::vector<double> judged_by_;       ///< what evaluations of this run have in common
   std::optional<BestCheckpoint> best_;  ///< the lowest held-out loss whose file is there or due
   std::int64_t saved_step_ = -1;
   int failures_ = 0;

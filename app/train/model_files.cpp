@@ -104,6 +104,17 @@ void load_weights(Session& session, ShardedOptimizer& optimizer) {
   optimizer.values_from_master();
 }
 
+void check_gradient_file(const std::string& file, const Communicator& world) {
+  together(world, [&] {
+    if (world.rank() != 0 || file.empty()) return;
+    try {
+      check_safetensors_target(file);
+    } catch (const Error& error) {
+      fail("run.dump_gradients = \"{}\": {}", file, error.what());
+    }
+  });
+}
+
 void dump_gradients(const std::string& file, Session& session, ShardedOptimizer& optimizer) {
   const Mesh& mesh = session.mesh;
   const auto table = session.table();

@@ -47,6 +47,18 @@ std::string claim(const std::string& path, bool resume, int& lock) {
   return "";
 }
 
+/// Writes `text` over what a file holds.  Its own blocks are taken, which a full disk still has,
+/// so it is cut only afterwards.  Returns whether it holds `text` now.
+bool overwrite(const std::string& file, const std::string& text) {
+  // O_NONBLOCK: what stands there under this name may be a pipe that nobody reads.
+  const int descriptor = ::open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return false;
+  const auto size = static_cast<ssize_t>(text.size());
+  const bool written =
+      ::write(descriptor, text.data(), text.size()) == size && ::ftruncate(descriptor, size) == 0;
+  return ::close(descriptor) == 0 && written;
+}
+
 }  // namespace
 
 RunFolder::RunFolder(const Communicator& world, const std::string& path, bool resume)
@@ -65,12 +77,19 @@ bool RunFolder::write(const std::string& state, std::int64_t step, const std::st
   nlohmann::ordered_json status{{"state", state}, {"step", step}, {"checkpoint", checkpoint}};
   if (!why.empty()) status["why"] = why;
   const std::string fresh = fmt::format("{}.new{}", status_file(), rank_);
+  const std::string text =
+      status.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
   std::ofstream out(fresh);
-  out << status.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  out << text;
   out.close();
-  std::error_code error;
+  std::error_code error, ignored;
   if (out) fs::rename(fresh, status_file(), error);
-  return out && !error;
+  if (out && !error) return true;
+  fs::remove(fresh, ignored);
+  if (overwrite(status_file(), text)) return true;
+  // What an earlier session or step said must not stand for this one.
+  fs::remove(status_file(), ignored);
+  return false;
 }
 
 void RunFolder::write_status(const std::string& state, std::int64_t step,

@@ -19,8 +19,9 @@ class RunFolder {
   RunFolder& operator=(const RunFolder&) = delete;
 
   /// Writes status.json for scripts that watch the run: `state` running, finished, stopped
-  /// (continue it) or failed, the step, the newest sound checkpoint, and why.  A file that cannot
-  /// be written costs a warning.  The rank that holds the lock writes.
+  /// (continue it) or failed, the step, the newest sound checkpoint, and why.  Where no new file
+  /// can be written, the old one is overwritten in place, and where that fails too it goes, at the
+  /// cost of a warning.  The rank that holds the lock writes.
   void write_status(const std::string& state, std::int64_t step, const std::string& checkpoint,
                     const std::string& why = "");
 

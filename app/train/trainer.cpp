@@ -39,6 +39,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
       overheads_(config.dst.enabled, balances_by_weight(config.batching.method)),
       sinks_([this](const std::string& text) { log_.comment(text); }) {
   const LastWords last_words = leaves_word();
+  check_gradient_file(gradient_file_, world);
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
@@ -416,11 +417,13 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
 
 std::vector<DriftRow> Trainer::measure_drift(std::int64_t step) {
   const TraceConfig& trace = session_.config.trace;
-  const std::vector<std::int64_t> held_out = session_.sampler.validation();
-  if (!trace.measures_drift() || step % trace.recall_every != 0 || held_out.empty() ||
+  if (!trace.measures_drift() || step % trace.recall_every != 0 ||
       !session_.options.attention.sparse())
     return {};
-  if (!drift_) drift_.emplace(session_, planner_, held_out.front());
+  const std::optional<std::int64_t> sample =
+      drift_sample(*session_.dataset, session_.sampler, session_.options.attention);
+  if (!sample) return {};
+  if (!drift_) drift_.emplace(session_, planner_, *sample);
   std::vector<DriftRow> rows = drift_->measure();
   if (session_.mesh.cp.rank() != 0 || session_.mesh.at.dp != 0) return {};
   if (!rows.empty())

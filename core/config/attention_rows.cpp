@@ -19,15 +19,18 @@ void attention_rows(Schema& schema) {
   attention
       .key("vertical_share", &AttentionConfig::vertical_share, "", share(),
            "vertical_slash, p_v: share of the observed attention that the columns hold; 1: dense")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::vertical_slash);
   attention
       .key("slash_share", &AttentionConfig::slash_share, "", share(),
            "vertical_slash, p_s: share of the observed attention that the slashes hold; 1: dense")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::vertical_slash);
   attention
       .key("last_q", &AttentionConfig::last_q, "queries", between(1, 1 << 20),
            "vertical_slash, by_head, flexprefill: queries at a segment's end (causal: before each "
            "stretch) that are observed; segments no longer (causal: than a stretch) are dense")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::vertical_slash, PatternKind::by_head, PatternKind::flexprefill);
   attention
       .key("selection", &AttentionConfig::selection,
@@ -35,6 +38,7 @@ void attention_rows(Schema& schema) {
            "segment, for all its queries (MTraining; the choice for the beginning looks at the "
            "end); causal: for each stretch of queries those before it. dense and moba look at "
            "no later token either way")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::vertical_slash, PatternKind::xattention, PatternKind::by_head,
             PatternKind::flexprefill);
   attention
@@ -45,46 +49,56 @@ void attention_rows(Schema& schema) {
   attention
       .key("max_columns", &AttentionConfig::max_columns, "keys", between(0, kTokens),
            "vertical_slash: columns of a head at most, the heaviest; 0: no cap")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::vertical_slash);
   attention
       .key("max_slashes", &AttentionConfig::max_slashes, "blocks", between(0, kTokens),
            "vertical_slash: slashes of a head at most, the heaviest; 0: no cap")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::vertical_slash);
   attention
       .key("moba_block", &AttentionConfig::moba_block, "tokens", between(64, 1 << 30),
            "moba: tokens of a block, a multiple of 64")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::moba);
   attention
       .key("moba_top_k", &AttentionConfig::moba_top_k, "blocks", between(1, kTokens),
            "moba: blocks a query, its own included; more than there are: dense")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::moba);
   attention
       .key("xattention_block", &AttentionConfig::xattention_block, "tokens", between(64, 1 << 20),
            "xattention: tokens of a block, a multiple of 64")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::xattention);
   attention
       .key("xattention_stride", &AttentionConfig::xattention_stride, "tokens", between(1, 1 << 20),
            "xattention: tokens between the antidiagonals that are summed; divides 64")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::xattention);
   attention
       .key("xattention_threshold", &AttentionConfig::xattention_threshold, "", share(),
            "xattention: share of the estimated attention that each row of blocks keeps; 1: dense")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::xattention);
   attention
       .key("heads", &AttentionConfig::heads,
            "by_head: file with the pattern of every layer and head, as `ballast bench heads` "
            "writes it")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::by_head);
   attention
       .key("flex_threshold", &AttentionConfig::flex_threshold, "", between(0, 1),
            "flexprefill, tau: a head whose pooled estimate diverges less than this (square root of "
            "Jensen-Shannon) from what its last queries attend to takes blocks for each block of "
            "queries, others columns and slashes; 0: never blocks")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::flexprefill);
   attention
       .key("flex_share", &AttentionConfig::flex_share, "", share(),
            "flexprefill, gamma: share of the attention, estimated or observed, that blocks, "
            "columns and slashes each hold; 1: dense")
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::flexprefill);
   attention.key("index", &AttentionConfig::index,
                 "pattern: from the pattern's own rule; generated: made-up vertical-slash patterns, "

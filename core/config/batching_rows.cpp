@@ -26,8 +26,10 @@ void batching_rows(Schema& schema) {
   batching
       .key("micro_batch_tokens", &BatchingConfig::micro_batch_tokens, "tokens", between(1, kTokens),
            "capacity of a pack; a longer sample gets a micro-batch of its own (balanced: as "
-           "many data-parallel ranks as hold no more than this each, or chunks)")
-      .when_any({method.is_not(Batching::none, Batching::hbp, Batching::chunkflow)});
+           "many data-parallel ranks as hold no more than this each, or chunks); stages of a "
+           "pipeline get layers for it")
+      .when_any({method.is_not(Batching::none, Batching::hbp, Batching::chunkflow),
+                 on(&Config::mesh, &MeshShape::pp).is_not(1)});
   batching
       .key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kStepTokens),
            "tokens of a global batch: samples are taken in order until they reach it; each rank "

@@ -159,7 +159,8 @@ void data_rows(Schema& schema) {
   data.key("long", &DataConfig::long_samples, "what happens to a sample above max_tokens")
       .when(on(&Config::data, &DataConfig::max_tokens));
   data.key("validation_share", &DataConfig::validation_share, "", up_to(0, 1),
-           "share of the samples held out for validation");
+           "share of the samples held out for validation: each document with this chance, all "
+           "its samples with it");
   data.key("needle_task", &DataConfig::needle_task,
            "retrieval: the value of a key; values: all values of a key that occurs several times; "
            "variables: the chain of assignments back to a value; common: the most common word")
@@ -340,6 +341,7 @@ void trace_rows(Schema& schema) {
       "them the log has no balance, exposed seconds or times of schedules");
   const auto traced = on(&Config::trace, &TraceConfig::enabled);
   const auto pattern = on(&Config::attention, &AttentionConfig::pattern);
+  const auto index = on(&Config::attention, &AttentionConfig::index);
   const auto recall = on(&Config::trace, &TraceConfig::recall_every);
   trace
       .key("plans_every", &TraceConfig::plans_every, "steps", between(0, kTokens),
@@ -350,21 +352,26 @@ void trace_rows(Schema& schema) {
            "steps between measurements of what share of attention a sparse pattern computes; 0: "
            "none")
       .when(traced, true)
+      .when(index, IndexOrigin::pattern)
       .when(pattern);
   trace
       .key("recall_rows", &TraceConfig::recall_rows, "queries", between(2, 1 << 20),
            "queries of a layer and segment that recall is measured on")
+      .when(index, IndexOrigin::pattern)
       .when_any({recall.is_not(0)});
   trace
       .key("recall_drift", &TraceConfig::recall_drift,
            "at every such step a forward pass of the first held-out sample too: what the index of "
            "the measurement before holds of the present attention, against the present index")
+      .when(index, IndexOrigin::pattern)
       .when_any({recall.is_not(0)});
   trace
       .key("indexes_every", &TraceConfig::indexes_every, "steps", between(0, kTokens),
            "steps between those whose vertical_slash choices are stored in RUN/indexes, for "
            "attention.index = \"recorded\" (kilobytes a layer, head and sample; samples that are "
            "not cut); 0: none")
+      .when(traced, true)
+      .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::vertical_slash);
 }
 

@@ -77,6 +77,11 @@ void generation_rules(const Config& config, Rules& rules) {
               "set eval.generate_samples, whose beginnings are prompts");
   if (std::find(prompts.begin(), prompts.end(), "") != prompts.end())
     rules.add({"eval.generate_prompts"}, "eval.generate_prompts: an empty text is no prompt");
+  if (const std::int64_t known = config.model.vocabulary; known > 0 && generate.stop_token >= known)
+    rules.add({"eval.generate_stop_token", "model.vocabulary"},
+              fmt::format("eval.generate_stop_token = {}: the model writes tokens below its "
+                          "vocabulary of {}",
+                          generate.stop_token, known));
 }
 
 void mesh_rules(const Config& config, Rules& rules) {
@@ -236,6 +241,11 @@ void pair_rules(const Config& config, DeckNeeds needs, Rules& rules) {
         "loss.kind = \"dpo\" needs dpo.reference, the log probabilities of the model that "
         "training begins with",
         "name a file and write it with `ballast reference`, or set dpo.reference_free = true");
+  if (!config.dpo.reference.empty() && config.dpo.reference_free)
+    rules.add({"dpo.reference_free", "dpo.reference"},
+              fmt::format("dpo.reference_free = true does without dpo.reference = \"{}\"",
+                          config.dpo.reference),
+              "state one of them");
   if (data.source == DataSource::needle || data.source == DataSource::distribution)
     rules.add(
         {"data.source", "loss.kind"},
@@ -309,6 +319,14 @@ void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
               "batching.method has no packing groups to take it from");
   if (batching.method == Batching::balanced) ranks_divide(config, rules);
   if (!hbp) return;  // a deck may state groups for its other cases
+  const Integers& groups = batching.groups;
+  if (batching.long_samples == LongSamples::split && !groups.empty() &&
+      config.data.max_tokens > groups.back() && config.data.long_samples != LongDocuments::split)
+    rules.add({"data.max_tokens", "batching.long", "batching.groups"},
+              fmt::format("data.max_tokens = {} is above the longest group's {} tokens, at which "
+                          "batching.long = \"split\" cuts",
+                          config.data.max_tokens, groups.back()),
+              "set data.max_tokens = 0, or no more than the longest group holds");
   selection_rules(config, rules);
   if (batching.groups_from == GroupSource::profile) {  // the stated ones are for other cases
     if (config.profile.table.empty())
@@ -337,6 +355,14 @@ void causal_rules(const Config& config, const AttentionOptions& attention, Rules
               fmt::format("chunk.tokens = {}: attention.selection = \"causal\" needs chunks of a "
                           "multiple of attention.stretch = {} tokens",
                           config.chunk.tokens, attention.stretch));
+  if (config.batching.method == Batching::balanced &&
+      config.batching.micro_batch_tokens < attention.stretch)
+    rules.add(
+        {"batching.micro_batch_tokens", "attention.stretch"},
+        fmt::format("batching.micro_batch_tokens = {}: attention.selection = \"causal\" needs "
+                    "at least attention.stretch = {} tokens, at whose multiples longer "
+                    "samples are cut",
+                    config.batching.micro_batch_tokens, attention.stretch));
 }
 
 void attention_rules(const Config& config, Rules& rules) {

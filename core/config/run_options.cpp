@@ -183,8 +183,8 @@ AttentionOptions attention_options(const Config& config) {
   options.xattention_threshold = a.xattention_threshold;
   options.flex_threshold = a.flex_threshold;
   options.flex_share = a.flex_share;
-  options.indexes_every = config.trace.indexes_every;
-  options.recall_every = config.trace.recall_every;
+  options.indexes_every = config.trace.enabled ? config.trace.indexes_every : 0;
+  options.recall_every = config.trace.enabled ? config.trace.recall_every : 0;
   options.recall_rows = config.trace.recall_rows;
   options.recall_seed = config.run.seed;
   options.generator.density = a.generated_density;
@@ -234,7 +234,9 @@ BatchingOptions batching_options(const Config& config) {
   options.balance = b.balance;
   options.seed = config.run.seed;
   options.micro_batch_samples = b.micro_batch_samples;
-  options.align = attention_options(config).align();
+  const AttentionOptions attention = attention_options(config);
+  options.align = attention.align();
+  options.chunk_align = attention.causal() ? attention.stretch : 1;
   options.splits = placement_splits(config);
   options.stages = config.mesh.pp;
   const PipelineOptions pipeline = pipeline_options(config);

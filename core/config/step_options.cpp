@@ -119,8 +119,10 @@ SimulationOptions simulation_options(const Config& config, const RunOptions& opt
   simulation.tune = config.dst.enabled;
   simulation.dst = dst_options(config);
   // Without tuning the pattern's own budget counts, where it has a fixed one.
-  if (budget_pattern(config) == PatternKind::moba || config.is_set(&Config::dst))
+  if (config.dst.enabled)
     simulation.base_budget = simulation.dst.base_budget;
+  else if (budget_pattern(config) == PatternKind::moba)
+    simulation.base_budget = config.attention.moba_top_k;
   simulation.block_tokens = budget_block_tokens(config);
   if (const auto& blocks = config.dst.simulated_coverage; !blocks.empty())
     simulation.coverage_blocks = blocks;

@@ -34,7 +34,8 @@ void dpo_rows(Schema& schema) {
       .when(kind, LossKind::dpo);
   dpo.key("reference", &DpoConfig::reference,
           "HDF5 file with the reference's log probabilities, which `ballast reference` writes")
-      .when(kind, LossKind::dpo);
+      .when(kind, LossKind::dpo)
+      .when(on(&Config::dpo, &DpoConfig::reference_free), false);
   dpo.key("reference_free", &DpoConfig::reference_free,
           "no reference: its log probabilities count as 0")
       .when(kind, LossKind::dpo);

@@ -70,8 +70,8 @@ std::vector<ScratchSpec> adapter_scratch(const ModelShape& s) {
   }
   std::vector<ScratchSpec> list{{"lora projected", s.lora.rank, false},
                                 {"lora output", out, false},
-                                {"lora d_projected", s.lora.rank, false},
-                                {"lora d_input", in, false}};
+                                {"lora d_projected", s.lora.rank, false, false, true},
+                                {"lora d_input", in, false, false, true}};
   if (s.lora.dropout > 0) list.push_back({"lora dropped", in, false});
   return list;
 }

@@ -65,6 +65,7 @@ struct ScratchSpec {
   std::int64_t columns;
   bool kept_between_halves;  ///< what backward_weight needs: then a tensor of its own
   bool statistic = false;
+  bool backward = false;  ///< of the backward alone
 };
 ScratchSpec layer_scratch(const ModelShape& shape, LayerScratch which);
 inline constexpr int kLayerScratch = 9;  ///< those but for `product`

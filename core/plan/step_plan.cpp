@@ -12,6 +12,9 @@ namespace ballast {
 MicroBatch PlannedMicroBatch::micro_batch() const {
   return {segments, group.ranks, recompute_layers, align};
 }
+std::int64_t PlannedMicroBatch::axis_tokens() const {
+  return ballast::axis_tokens(segments, align);
+}
 
 const char* name(CollectiveKind kind) {
   static const char* names[] = {"gradient_reduce", "tied_sum", "gradient_norm", "optimizer",

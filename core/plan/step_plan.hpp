@@ -52,6 +52,7 @@ struct PlannedMicroBatch {
 
   /// As batching sees it, without its place.
   MicroBatch micro_batch() const;
+  std::int64_t axis_tokens() const;  ///< as MicroBatch::axis_tokens
 };
 
 /// What all replicas of a stage do together, beside the transfers of schedules and micro-batches.

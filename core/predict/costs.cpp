@@ -8,7 +8,7 @@ namespace ballast {
 
 PassTime layer_time(const Costs& costs, const MicroBatch& micro_batch, std::int64_t budget,
                     const ContextSplit& split, Recompute mode) {
-  PassTime time = costs.rest(micro_batch.tokens(), split, mode);
+  PassTime time = costs.rest(micro_batch.axis_tokens(), split, mode);
   for (const Segment& s : micro_batch.segments)
     time += costs.attention(s.tokens(), s.begin, budget, split, mode);
   return time;

@@ -80,8 +80,8 @@ class Costs {
 inline double Costs::layer_scale(std::int64_t) const { return 1; }
 inline double Costs::ring_sums(std::int64_t, const ContextSplit&, bool) const { return 0; }
 
-/// One layer of a whole micro-batch: rest + attention of its segments (SparseBalance Equation 8),
-/// no transfer counted.
+/// One layer of a whole micro-batch: rest of its packed axis + attention of its segments
+/// (SparseBalance Equation 8), no transfer counted.
 PassTime layer_time(const Costs& costs, const MicroBatch& micro_batch, std::int64_t budget,
                     const ContextSplit& split = {}, Recompute mode = Recompute::none);
 

@@ -212,9 +212,10 @@ LayerTime LatencyModel::predict(const MicroBatch& micro_batch,
                                 std::span<const std::int64_t> budgets) const {
   require(budgets.size() == 1 || budgets.size() == micro_batch.segments.size(),
           "predict: {} budgets for {} segments", budgets.size(), micro_batch.segments.size());
-  LayerTime time = rest(micro_batch.tokens());
-  time.forward_s += exchange(micro_batch.tokens());
-  time.backward_s += exchange(micro_batch.tokens());
+  const std::int64_t tokens = micro_batch.axis_tokens();
+  LayerTime time = rest(tokens);
+  time.forward_s += exchange(tokens);
+  time.backward_s += exchange(tokens);
   for (std::size_t s = 0; s < micro_batch.segments.size(); ++s) {
     const Segment& segment = micro_batch.segments[s];
     const LayerTime one =

@@ -39,12 +39,10 @@ const RingPlan& LayerClock::ring(const ContextSplit& split) {
 }
 
 LayerParts LayerClock::layer(const PlannedMicroBatch& m, std::int64_t budget, Recompute mode) {
-  std::int64_t tokens = 0;
+  const std::int64_t tokens = m.axis_tokens();
   PassTime attention;
-  for (const Segment& s : m.segments) {
-    tokens += s.tokens();
+  for (const Segment& s : m.segments)
     attention += costs_.attention(s.tokens(), s.begin, budget, m.split, mode);
-  }
   PassTime all = costs_.rest(tokens, m.split, mode);
   all += attention;
   LayerParts parts;

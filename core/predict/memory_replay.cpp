@@ -13,7 +13,6 @@
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
 #include "core/predict/bucket_replay.hpp"
-#include "core/predict/memory_ledger.hpp"
 
 namespace ballast {
 namespace {
@@ -201,7 +200,7 @@ class Replay {
       if (fresh) {
         take(LayerScratch::branch, m);
         take_rounded(m, false);
-        take_adapters(m);
+        take_adapters(m, false);
       }
       if (!again) choose_index(m, layer, l);
       attention_forward(m, static_cast<int>(layer));
@@ -268,8 +267,9 @@ class Replay {
   void take(LayerScratch which, const RankMicroBatch& m) {
     take(layer_scratch(stage_.model, which), m.tokens);
   }
-  void take_adapters(const RankMicroBatch& m) {
-    for (const ScratchSpec& spec : adapters_) take(spec, m.tokens);
+  void take_adapters(const RankMicroBatch& m, bool backward) {
+    for (const ScratchSpec& spec : adapters_)
+      if (backward || !spec.backward) take(spec, m.tokens);
   }
   void take_rounded(const RankMicroBatch& m, bool backward, bool halves = false) {
     if (!stage_.fp8) return;
@@ -297,7 +297,7 @@ class Replay {
       if (fresh) restored->second = restored_bytes(m, level, halves);
       Held again = hold(restored->second), gradients;
       if (fresh) {
-        take_adapters(m);
+        take_adapters(m, true);
         take_rounded(m, true, halves);
       }
       if (level == Keep::input) attention_forward(m, static_cast<int>(layer));
@@ -578,21 +578,21 @@ class Replay {
 }  // namespace
 
 MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
-                             const StageWork& evaluation) {
+                             const std::vector<ForwardPasses>& between) {
   Replay replay(stage);
-  replay.evaluate(evaluation);
+  for (const ForwardPasses& passes : between) replay.evaluate(passes.work);
   replay.train(step);
   return replay.train(step, true);
 }
 
 MemoryEstimate replay_run(const StageMemory& stage, const std::vector<StageWork>& steps,
-                          const StageWork& evaluation, std::int64_t evaluates) {
+                          const std::vector<ForwardPasses>& between) {
   Replay replay(stage);
   MemoryEstimate most;
-  std::int64_t done = 0;
-  for (const StageWork& step : steps) {
-    most.take_peaks(replay.train(step));
-    if (evaluates > 0 && ++done % evaluates == 0) replay.evaluate(evaluation);
+  for (std::size_t step = 0; step < steps.size(); ++step) {
+    most.take_peaks(replay.train(steps[step]));
+    for (const ForwardPasses& passes : between)
+      if (passes.when.follows(static_cast<std::int64_t>(step) + 1)) replay.evaluate(passes.work);
   }
   return most;
 }

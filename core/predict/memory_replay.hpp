@@ -62,16 +62,27 @@ struct StageMemory {
 /// less tensors: 1.17 GiB at 0.5B, 1.16 GiB at 3B (docs/performance.md); NCCL adds its buffers.
 inline constexpr std::int64_t kContextBytes = std::int64_t{1194} << 20;
 
-/// Peak bytes of a training step, once pools have grown in a step like it and in an `evaluation`
-/// (forward alone; no ops: there is none).  What sparse patterns are chosen by counts, and on GPUs
-/// their lists; the host's lists and copies inside MPI are not in it.
-MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
-                             const StageWork& evaluation = {});
+/// After which steps of a run, counted from 1, something runs: `first`, first + every, ...
+struct AfterSteps {
+  std::int64_t first = 1, every = 1;
+  bool follows(std::int64_t step) const { return step >= first && (step - first) % every == 0; }
+};
+/// Forward passes without a backward between steps: an evaluation, texts, a measurement of drift.
+struct ForwardPasses {
+  StageWork work;
+  AfterSteps when;
+};
 
-/// The largest peaks of a run's steps in their order, pools as the steps before them left them: a
-/// run of few steps never holds all of its pools beside all that its largest step keeps.
-/// `evaluation`, if it has ops, follows each step whose number `evaluates` divides; 0: none.
+/// Peak bytes of a training step, once pools have grown in a step like it and in all that runs
+/// `between` steps.  What sparse patterns are chosen by counts, and on GPUs their lists; the host's
+/// lists and copies inside MPI are not in it.
+MemoryEstimate replay_memory(const StageMemory& stage, const StageWork& step,
+                             const std::vector<ForwardPasses>& between = {});
+
+/// The largest peaks of a run's steps in their order, pools as the steps before them, and what ran
+/// `between` these, left them: a run of few steps never holds all of its pools beside all that its
+/// largest step keeps.
 MemoryEstimate replay_run(const StageMemory& stage, const std::vector<StageWork>& steps,
-                          const StageWork& evaluation = {}, std::int64_t evaluates = 0);
+                          const std::vector<ForwardPasses>& between = {});
 
 }  // namespace ballast

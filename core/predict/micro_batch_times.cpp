@@ -145,8 +145,7 @@ MicroBatchTimes MicroBatchClock::tuned(const PlannedMicroBatch& m) {
 }
 
 void MicroBatchClock::finish(const PlannedMicroBatch& m, MicroBatchTimes& times) const {
-  std::int64_t tokens = 0;
-  for (const Segment& s : m.segments) tokens += s.tokens();
+  const std::int64_t tokens = m.axis_tokens();
   const PassTime head = costs_.head(tokens, m.split);
   times.head_s = head.forward_s + head.backward_s;
   times.forward.back().compute_s += times.head_s;

@@ -24,6 +24,12 @@ struct MuonCost {
   std::int64_t moved = 0;  ///< elements of them that other ranks hold: they come and go back
 };
 
+/// Forward passes between steps (ForwardPasses), of all lanes.
+struct PlannedPasses {
+  std::shared_ptr<const StepPlan> plan;
+  AfterSteps when;
+};
+
 struct SimulationOptions {
   std::int64_t layers = 1;  ///< of the model
   RecomputeOptions recompute{};
@@ -38,8 +44,8 @@ struct SimulationOptions {
   bool keep_ops = true;  ///< SimulatedStep::lanes holds the times of every operation
   std::vector<StageMemory>
       memory{};  ///< [stage] what peak bytes are replayed with; empty: none are
-  std::shared_ptr<const StepPlan> evaluation{};  ///< what grows pools beside steps; none: nothing
-  std::vector<MuonCost> muon{};                  ///< [stage]; empty with another optimizer
+  std::vector<PlannedPasses> between{};  ///< forward passes that grow pools beside steps
+  std::vector<MuonCost> muon{};          ///< [stage]; empty with another optimizer
   /// [stage] what is reduced and gathered at a time; empty: all, beside nothing.
   std::vector<std::vector<ParameterBucket>> buckets{};
 };

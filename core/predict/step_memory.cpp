@@ -35,11 +35,17 @@ const std::vector<StageMemory>& stages_of(const StepPlan& plan, const Simulation
   return options.memory;
 }
 
-/// [stage] An evaluation's work in a lane; without ops where there is none.
-std::vector<StageWork> evaluation_work(const SimulationOptions& options, std::size_t lane) {
-  if (options.evaluation == nullptr) return std::vector<StageWork>(options.memory.size());
-  return lane_work(*options.evaluation, static_cast<int>(lane),
-                   options.memory.front().index_rules());
+/// [stage] What runs between steps in a lane.
+std::vector<std::vector<ForwardPasses>> work_between(const SimulationOptions& options,
+                                                     std::size_t lane) {
+  std::vector<std::vector<ForwardPasses>> stages(options.memory.size());
+  for (const PlannedPasses& passes : options.between) {
+    std::vector<StageWork> work =
+        lane_work(*passes.plan, static_cast<int>(lane), options.memory.front().index_rules());
+    for (std::size_t s = 0; s < stages.size(); ++s)
+      stages[s].push_back({std::move(work.at(s)), passes.when});
+  }
+  return stages;
 }
 
 int largest_ring(const std::vector<StepPlan>& steps, std::size_t lane) {
@@ -72,6 +78,15 @@ LaneShares lane_shares(const std::vector<StageMemory>& stages, const MeshShape& 
   return shares;
 }
 
+bool any_uneven(const std::vector<ForwardPasses>& list) {
+  return std::any_of(list.begin(), list.end(),
+                     [](const ForwardPasses& passes) { return passes.work.uneven(); });
+}
+std::vector<ForwardPasses> of_fewest(std::vector<ForwardPasses> list) {
+  for (ForwardPasses& passes : list) passes.work.fewest = true;
+  return list;
+}
+
 /// The stage as ranks with these shares hold it.
 std::vector<StageMemory> ranks_of(const StageMemory& stage, const std::vector<MuonShare>& shares) {
   std::vector<StageMemory> ranks(std::max<std::size_t>(1, shares.size()), stage);
@@ -85,47 +100,46 @@ std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOp
   if (options.memory.empty()) return {};
   const std::vector<StageMemory>& stages = stages_of(plan, options);
   std::vector<MemoryEstimate> peaks(stages.size());
-  const StepPlan* evaluation = options.evaluation.get();
-  std::set<std::pair<std::uint64_t, std::uint64_t>> done;
+  std::set<std::vector<std::uint64_t>> done;
   for (std::size_t d = 0; d < plan.lanes.size(); ++d) {
-    const std::uint64_t evaluated =
-        evaluation != nullptr ? memory_hash(*evaluation, evaluation->lanes.at(d)) : 0;
-    if (!done.emplace(memory_hash(plan, plan.lanes[d]), evaluated).second) continue;
+    std::vector<std::uint64_t> lane{memory_hash(plan, plan.lanes[d])};
+    for (const PlannedPasses& passes : options.between)
+      lane.push_back(memory_hash(*passes.plan, passes.plan->lanes.at(d)));
+    if (!done.insert(std::move(lane)).second) continue;
     const std::vector<StageWork> step =
         lane_work(plan, static_cast<int>(d), stages.front().index_rules());
-    const std::vector<StageWork> before = evaluation_work(options, d);
+    const std::vector<std::vector<ForwardPasses>> before = work_between(options, d);
     for (std::size_t s = 0; s < stages.size(); ++s) {
-      StageWork work = step.at(s), evaluated = before.at(s);
-      peaks[s].take_larger(replay_memory(stages[s], work, evaluated));
-      if (!work.uneven() && !evaluated.uneven()) continue;
-      work.fewest = evaluated.fewest = true;
-      peaks[s].take_larger(replay_memory(stages[s], work, evaluated));
+      StageWork work = step.at(s);
+      std::vector<ForwardPasses> between = before.at(s);
+      peaks[s].take_larger(replay_memory(stages[s], work, between));
+      if (!work.uneven() && !any_uneven(between)) continue;
+      work.fewest = true;
+      peaks[s].take_larger(replay_memory(stages[s], work, of_fewest(std::move(between))));
     }
   }
   return peaks;
 }
 
 MemoryEstimate replay_ranks(const StageMemory& stage, std::vector<StageWork> steps,
-                            const StageWork& evaluation, std::int64_t evaluates) {
-  MemoryEstimate most = replay_run(stage, steps, evaluation, evaluates);
-  if (!evaluation.uneven() &&
+                            std::vector<ForwardPasses> between) {
+  MemoryEstimate most = replay_run(stage, steps, between);
+  if (!any_uneven(between) &&
       std::none_of(steps.begin(), steps.end(), [](const StageWork& w) { return w.uneven(); }))
     return most;
-  StageWork evaluated = evaluation;
-  evaluated.fewest = true;
   for (StageWork& step : steps) step.fewest = true;
-  most.take_peaks(replay_run(stage, steps, evaluated, evaluates));
+  most.take_peaks(replay_run(stage, steps, of_fewest(std::move(between))));
   return most;
 }
 
 std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
-                                       const SimulationOptions& options, std::int64_t evaluates) {
+                                       const SimulationOptions& options) {
   if (options.memory.empty() || steps.empty()) return {};
   const std::vector<StageMemory>& stages = stages_of(steps.front(), options);
   std::vector<MemoryEstimate> peaks(stages.size());
   const MeshShape& mesh = steps.front().mesh;
   for (std::size_t d = 0; d < steps.front().lanes.size(); ++d) {
-    const std::vector<StageWork> evaluation = evaluation_work(options, d);
+    const std::vector<std::vector<ForwardPasses>> between = work_between(options, d);
     std::set<std::pair<std::vector<std::int64_t>, LaneShares>> seen;  // shards of ring ranks
     const int ring = largest_ring(steps, d);
     for (int rank = 0; rank < ring; ++rank) {
@@ -141,7 +155,7 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
       if (!seen.emplace(std::move(shards), shares).second) continue;
       for (std::size_t s = 0; s < stages.size(); ++s)
         for (const StageMemory& of_rank : ranks_of(stages[s], shares[s]))
-          peaks[s].take_peaks(replay_ranks(of_rank, work[s], evaluation.at(s), evaluates));
+          peaks[s].take_peaks(replay_ranks(of_rank, work[s], between.at(s)));
     }
   }
   return peaks;

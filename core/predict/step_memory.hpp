@@ -17,12 +17,12 @@ std::vector<MemoryEstimate> step_memory(const StepPlan& plan, const SimulationOp
 /// one with the fewest.  Either may hold more: a buffer serves for what is as large or smaller, and
 /// blocks of the one are larger than a whole sequence, of the other smaller.
 MemoryEstimate replay_ranks(const StageMemory& stage, std::vector<StageWork> steps,
-                            const StageWork& evaluation = {}, std::int64_t evaluates = 0);
+                            std::vector<ForwardPasses> between = {});
 
 /// [stage] The largest peaks of all lanes over all steps of a run, from its first one on (what
-/// train measures, whose first steps hold pools that have not grown yet).  An evaluation follows
-/// each step whose number `evaluates` divides.
+/// train measures, whose first steps hold pools that have not grown yet), options.between among
+/// them.
 std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
-                                       const SimulationOptions& options, std::int64_t evaluates);
+                                       const SimulationOptions& options);
 
 }  // namespace ballast

@@ -360,7 +360,14 @@ TuneResult tune(const TuneInput& input, const TuneOptions& options) {
 std::vector<std::int64_t> covering_budgets(const Config& base,
                                            const std::vector<SampleLength>& samples,
                                            double coverage) {
-  if (coverage == 0 || budget_pattern(base) == PatternKind::dense) return {0};
+  if (coverage == 0) return {0};
+  const PatternKind pattern = budget_pattern(base);
+  require(
+      pattern == PatternKind::moba || (has_budgets(pattern) && base.dst.enabled),
+      "a coverage is asked for, and attention.pattern = \"{}\" has no budget that could hold it: "
+      "leave it out, take \"moba\", or \"vertical_slash\" with dst.enabled = true and "
+      "dst.base_budget",
+      name(base.attention.pattern));
   const SimulationOptions simulation = simulation_options(base, RunOptions::from(base));
   std::vector<std::int64_t> list;
   double most = 0;

@@ -194,12 +194,14 @@ std::int64_t TuneTrials::bytes_in_turn(const Trial& trial) {
       std::vector<StageWork> step = lane_work(plan, d, stages.front().index_rules());
       for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
     }
-    std::vector<StageWork> between(stages.size());
-    if (evaluation) between = lane_work(*evaluation, d, stages.front().index_rules());
+    std::vector<std::vector<ForwardPasses>> between(stages.size());
+    if (evaluation) {
+      std::vector<StageWork> evaluated = lane_work(*evaluation, d, stages.front().index_rules());
+      for (std::size_t s = 0; s < stages.size(); ++s)
+        between[s].push_back({std::move(evaluated.at(s)), {}});
+    }
     for (const std::size_t s : heavy_stages(stages))
-      bytes = std::max(
-          bytes,
-          replay_ranks(stages[s], std::move(work[s]), between[s], evaluation ? 1 : 0).total());
+      bytes = std::max(bytes, replay_ranks(stages[s], std::move(work[s]), between[s]).total());
   }
   return bytes;
 }

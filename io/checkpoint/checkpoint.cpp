@@ -299,16 +299,25 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
   bool unsound = false;
   on_all_ranks(world, [&] {
     if (world.rank() != 0) return;
-    for (std::int64_t step : checkpoint_steps(dir)) list += checkpoint_name(step) + "\n";
+    for (std::int64_t step : checkpoint_steps(dir)) list += fmt::format("{}\n", step);
     unsound = holds_damaged(dir);
   });
   list = world.broadcast(list, 0);
   unsound = world.all_reduce(std::int64_t{unsound}, Reduction::max) != 0 || !list.empty();
   for (std::size_t begin = 0, end; (end = list.find('\n', begin)) != std::string::npos;
        begin = end + 1) {
-    const std::string path = dir + "/" + list.substr(begin, end - begin);
+    const std::int64_t step = std::stoll(list.substr(begin, end - begin));
+    const std::string path = dir + "/" + checkpoint_name(step);
     const std::string problem = read_sound(path, world, shard, state, note);
-    if (problem.empty()) return path;
+    if (problem.empty() && state.step == step) return path;
+    if (problem.empty()) {
+      // The run would count on from the step inside, and take this file for a later one's.
+      warnings.push_back(
+          fmt::format("checkpoint skipped: {}: its name says step {}, its attribute `step` says "
+                      "{}; rename it to {} to have it continued",
+                      path, step, state.step, checkpoint_name(state.step)));
+      continue;
+    }
     warnings.push_back("checkpoint skipped: " + problem);
     std::string name;
     on_all_ranks(world, [&] {

@@ -84,8 +84,9 @@ CheckpointState verify_checkpoint(const std::string& path, const Communicator& w
 
 /// Reads the newest checkpoint of DIR that is sound, and returns its path ("" when DIR has none at
 /// all).  Unsound ones are named in `warnings`; `set_aside`: and renamed to NAME.damaged, so that
-/// nothing replaces them.  Collective.  Errors: DIR cannot be read; it holds checkpoints, but none
-/// that is sound.
+/// nothing replaces them.  `warnings` also names files that hold another step than their name says;
+/// these are passed over as they are.  Collective.  Errors: DIR cannot be read; it holds
+/// checkpoints, but none that is sound.
 std::string read_latest(const std::string& dir, const Communicator& world, CheckpointShard& shard,
                         CheckpointState& state, std::vector<std::string>& warnings, bool set_aside,
                         const MisfitNote& note = {});

@@ -9,6 +9,7 @@
 #include <functional>
 #include <utility>
 
+#include "core/base/wait_clock.hpp"
 #include "io/checkpoint/checkpoint_file.hpp"
 #include "io/checkpoint/checkpoint_folder.hpp"
 #include "io/checkpoint/io_threads.hpp"
@@ -382,19 +383,20 @@ bool CheckpointWriter::threads_done(bool wait) {
   };
   if (!wait) return all_done();
   std::int64_t before = -1;
-  double since = now_s();
+  WaitClock clock(now_s());
   while (!all_done()) {
+    clock.waited_s(now_s());  // read between two exchanges too, so that no gap is long
     // Ranks that are done wait with the others, so only the sum over all of them tells a slow
     // storage from one that hangs.
     const std::int64_t total = world_.all_reduce(progress_.load());
-    if (total != before) since = now_s();
+    if (total != before) clock.restart(now_s());
     before = total;
-    if (now_s() - since > wait_limit())
+    if (const double waited_s = clock.waited_s(now_s()); waited_s > wait_limit())
       fail_here(fmt::format("checkpoint {}: {} for {:.1f} s without progress (run.hang_timeout_s)",
                             job_->path,
                             thread_done_ ? "waited for the storage of other ranks"
                                          : "this rank's storage has not answered",
-                            now_s() - since));
+                            waited_s));
     ::usleep(1000);
   }
   return true;

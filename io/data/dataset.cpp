@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 
 #include "core/base/error.hpp"
 #include "io/data/dataset_source.hpp"
@@ -217,10 +218,14 @@ std::unique_ptr<Dataset> open_documents(const DataOptions& options) {
 }  // namespace
 
 std::unique_ptr<Dataset> open_dataset(const DataOptions& options) {
-  if (!options.pairs) return open_documents(options);
-  DataOptions answers = options;
-  answers.samples = 2 * options.samples;
-  return pair_up(open_documents(answers));
+  try {
+    if (!options.pairs) return open_documents(options);
+    DataOptions answers = options;
+    answers.samples = 2 * options.samples;
+    return pair_up(open_documents(answers));
+  } catch (const std::bad_alloc&) {
+    fail("data: the memory does not hold the lengths of so many samples; lower data.samples");
+  }
 }
 
 SampleLength sample_length(const Dataset& dataset, std::int64_t sample, bool count_loss) {

@@ -4,8 +4,12 @@
 // is chunked or compressed is refused with the command that rewrites it.  Of what ballast-data
 // adds, /rows says which documents were cut from one row, attributes mark the tokenizer and pairs
 // of a chosen and a rejected answer, and the groups messages and lengths are for readers.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -31,6 +35,8 @@ hdf5::Handle opened(const std::string& path) {
   // Samples are read in random order: what lies around one (64 KiB by default) is not read too.
   const hdf5::Handle access = hdf5::property_list(H5P_FILE_ACCESS);
   hdf5::check(H5Pset_sieve_buf_size(access, 0), "access to " + path);
+  // Named, because OpenedFile asks this driver for its descriptor.
+  hdf5::check(H5Pset_fapl_sec2(access), "access to " + path);
   return hdf5::open_file(path, false, access);
 }
 
@@ -53,12 +59,48 @@ void check_tokenizer(const std::string& path, const hdf5::Handle& file, const st
           path, hdf5::read_text_attribute(file, "tokenizer"), folder);
 }
 
+/// A file as it was when HDF5 opened it.  HDF5 gives zeros beyond the end of one that has become
+/// shorter, and whatever lies there now in one that was written again in place.
+class OpenedFile {
+ public:
+  OpenedFile(const std::string& path, const hdf5::Handle& file) : path_(path) {
+    void* handle = nullptr;
+    hdf5::check(H5Fget_vfd_handle(file, H5P_DEFAULT, &handle), "descriptor of " + path);
+    descriptor_ = *static_cast<const int*>(handle);
+    then_ = now();
+  }
+
+  /// Errors: the file has another size or another time of its last write.
+  void check_unchanged() const {
+    const struct stat found = now();
+    const bool resized = found.st_size != then_.st_size;
+    require(!resized && found.st_mtim.tv_sec == then_.st_mtim.tv_sec &&
+                found.st_mtim.tv_nsec == then_.st_mtim.tv_nsec,
+            "{} had {} bytes when it was opened and {}; restore the file and continue from the "
+            "last checkpoint (-r latest), or train on a copy that nobody writes to",
+            path_, then_.st_size,
+            resized ? fmt::format("has {} now", found.st_size) : "was written to since");
+  }
+
+ private:
+  struct stat now() const {
+    struct stat status {};
+    require(::fstat(descriptor_, &status) == 0, "{} cannot be looked at: {}", path_,
+            std::strerror(errno));
+    return status;
+  }
+  std::string path_;
+  int descriptor_ = -1;  ///< HDF5's own, so of the file that it reads
+  struct stat then_ {};
+};
+
 class Hdf5Source final : public DocumentSource {
  public:
   explicit Hdf5Source(const DataOptions& options)
       : path_(options.path),
         vocabulary_(options.vocabulary > 0 ? options.vocabulary : std::int64_t{1} << 31),
-        file_(opened(path_)) {
+        file_(opened(path_)),
+        opened_(path_, file_) {
     for (const char* name : {"tokens", "offsets"}) {
       require(
           hdf5::exists(file_, name),
@@ -185,11 +227,13 @@ class Hdf5Source final : public DocumentSource {
             std::int64_t count, void* out) const {
     hdf5::read_range(dataset, path_ + ":/" + name, type, static_cast<std::uint64_t>(begin),
                      static_cast<std::uint64_t>(count), out);
+    opened_.check_unchanged();  // behind the read, so that a change during it is seen too
   }
 
   std::string path_;
   std::int64_t vocabulary_;
   hdf5::Handle file_, tokens_, mask_;
+  OpenedFile opened_;
   std::vector<std::int64_t> offsets_, rows_;
   std::int64_t total_ = 0;
   bool mask_of_bytes_ = false;  ///< as ballast-data writes it

@@ -20,6 +20,7 @@ constexpr std::size_t kMaximumBytes = 1 << 20;  // a deck is some kilobytes; mor
 constexpr std::size_t kMaximumProblems = 50;    // printed
 constexpr int kMaximumSyntaxProblems = 20;      // searched for, since each needs another parse
 constexpr std::size_t kMaximumQuote = 80;       // bytes of a foreign text in a message
+constexpr std::ptrdiff_t kMaximumDots = 4096;   // of a line before its '='
 
 /// Foreign text for a message: one line, no control characters, not endless.
 std::string printable(std::string_view text) {
@@ -32,6 +33,20 @@ std::string printable(std::string_view text) {
       out += c;
   }
   return text.size() > kMaximumQuote ? out + "..." : out;
+}
+
+/// The parser goes one call deeper for each dot of a key, until its stack ends.
+void refuse_deep_keys(std::string_view text, const std::string& path) {
+  std::size_t line = 1;
+  for (std::size_t begin = 0; begin < text.size(); ++line) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    std::string_view key = text.substr(begin, end - begin);
+    key = key.substr(0, key.find('='));
+    const auto dots = std::count(key.begin(), key.end(), '.');
+    require(dots <= kMaximumDots, "{}:{}: a key of {} parts; a deck's have two, block.key", path,
+            line, dots + 1);
+    begin = end + 1;
+  }
 }
 
 /// What a TOML node is, in the words of type_name, with its value where that is short.
@@ -543,6 +558,7 @@ std::string read_deck_text(const std::string& path) {
   require(std::ferror(file.get()) == 0, "deck {} cannot be read: {}", path, std::strerror(errno));
   require(text.size() <= kMaximumBytes, "deck {} is larger than {} bytes; is this the right file?",
           path, kMaximumBytes);
+  refuse_deep_keys(text, path);
   return text;
 }
 

@@ -273,7 +273,39 @@ void write_all(int descriptor, const std::string& path, const void* data, std::s
     bytes -= static_cast<std::size_t>(wrote);
   }
 }
+
+/// What a file has until it is whole.
+std::string partial_of(const std::string& path) { return path + ".partial"; }
+
+/// Whether a file begins as a safetensors file does: the length of a header that fits it, then
+/// the header's brace.
+bool begins_as_safetensors(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::uint64_t header = 0;
+  char brace = 0;
+  if (!file.read(reinterpret_cast<char*>(&header), 8).get(brace)) return false;
+  std::error_code error;
+  const std::uint64_t size = fs::file_size(path, error);
+  return !error && brace == '{' && header >= 2 && header <= kMaxHeader && header <= size - 8;
+}
 }  // namespace
+
+void check_safetensors_target(const std::string& path) {
+  std::error_code ignored;
+  const std::string partial = partial_of(path);
+  for (const std::string& file : {path, partial})
+    require(!fs::exists(file, ignored) || fs::is_regular_file(file, ignored),
+            "{} is no regular file and would be replaced; choose another name", file);
+  require(!fs::exists(path, ignored) || begins_as_safetensors(path),
+          "{} is no safetensors file and would be replaced; remove it, or choose another name",
+          path);
+  const bool there = fs::exists(partial, ignored);
+  const int descriptor = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+  require(descriptor >= 0, "{} cannot be written: {}; choose a name in a folder that can be", path,
+          std::strerror(errno));
+  ::close(descriptor);
+  if (!there) ::unlink(partial.c_str());
+}
 
 SafetensorsWriter::SafetensorsWriter(
     const std::string& path, std::vector<std::pair<std::string, std::vector<std::int64_t>>> tensors,
@@ -292,7 +324,7 @@ SafetensorsWriter::SafetensorsWriter(
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // aligned data, as readers like it
-  descriptor_ = ::open(partial().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  descriptor_ = ::open(partial_of(path_).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   require(descriptor_ >= 0, "{}: cannot be written: {}", path, std::strerror(errno));
   const std::uint64_t length = text.size();
   try {
@@ -309,7 +341,7 @@ SafetensorsWriter::~SafetensorsWriter() { discard(); }
 void SafetensorsWriter::discard() noexcept {
   if (descriptor_ < 0) return;
   ::close(descriptor_);
-  ::unlink(partial().c_str());
+  ::unlink(partial_of(path_).c_str());
 }
 
 void SafetensorsWriter::append(std::span<const float> values) {
@@ -327,8 +359,8 @@ void SafetensorsWriter::append(std::span<const float> values) {
 void SafetensorsWriter::finish() {
   require(left_ == 0, "{}: {} values are missing", path_, left_);
   require(::fsync(descriptor_) == 0, "{}: cannot be written: {}", path_, std::strerror(errno));
-  require(std::rename(partial().c_str(), path_.c_str()) == 0, "{}: cannot be written: {}", path_,
-          std::strerror(errno));
+  require(std::rename(partial_of(path_).c_str(), path_.c_str()) == 0, "{}: cannot be written: {}",
+          path_, std::strerror(errno));
   ::close(descriptor_);
   descriptor_ = -1;
 }

@@ -45,6 +45,10 @@ class Safetensors {
   std::map<std::string, Place> tensors_;
 };
 
+/// Errors: SafetensorsWriter would fail to write `path`, or would replace something else than a
+/// safetensors file there.  Leaves everything as it is.
+void check_safetensors_target(const std::string& path);
+
 /// Writes one file tensor by tensor, so that no more than one is in memory.
 class SafetensorsWriter {
  public:
@@ -62,7 +66,6 @@ class SafetensorsWriter {
   void finish();
 
  private:
-  std::string partial() const { return path_ + ".partial"; }
   void discard() noexcept;
   std::string path_, dtype_;
   int descriptor_ = -1;

@@ -12,9 +12,20 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/wait_clock.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
+namespace {
+
+/// Of one sleep of a watch: far below the gap by which WaitClock knows a suspended process.
+constexpr double kSleepS = 0.2;
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
 
 LibraryWatch::LibraryWatch(double limit_s, std::string message, int status) {
   // Signals are for the thread that trains.
@@ -37,8 +48,11 @@ LibraryWatch::~LibraryWatch() {
 
 void LibraryWatch::watch(double limit_s, const std::string& message, int status) {
   std::unique_lock lock(mutex_);
-  if (changed_.wait_for(lock, std::chrono::duration<double>(limit_s), [&] { return over_; }))
-    return;
+  WaitClock clock(now_s());
+  for (double left_s = limit_s; left_s > 0; left_s = limit_s - clock.waited_s(now_s())) {
+    const std::chrono::duration<double> sleep(std::min(left_s, kSleepS));
+    if (changed_.wait_for(lock, sleep, [&] { return over_; })) return;
+  }
   // Not through stdio: whoever stands still may hold its lock.
   [[maybe_unused]] const auto told = ::write(STDERR_FILENO, message.data(), message.size());
   std::_Exit(status);

@@ -8,9 +8,9 @@
 
 namespace ballast {
 
-/// Ends the process unless it is destroyed within `limit_s` seconds: prints `message` (unless it is
-/// empty) to the standard error and leaves at once with `status`, without destructors or exit
-/// handlers, which might wait for the same thing.
+/// Ends the process unless it is destroyed within `limit_s` seconds in which the process ran:
+/// prints `message` (unless it is empty) to the standard error and leaves at once with `status`,
+/// without destructors or exit handlers, which might wait for the same thing.
 class LibraryWatch {
  public:
   LibraryWatch(double limit_s, std::string message, int status);

@@ -28,7 +28,7 @@ extern "C" void note_signal(int signal) {
     g_interrupt = 1;
     return;
   }
-  (signal == SIGTERM ? g_terminate : g_user) = 1;
+  (signal == SIGUSR1 ? g_user : g_terminate) = 1;
 }
 
 }  // namespace
@@ -56,8 +56,13 @@ void catch_stop_signals() {
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;  // reads and writes under way go on
   sigemptyset(&action.sa_mask);
-  for (int signal : {SIGTERM, SIGUSR1, SIGINT})
+  for (int signal : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) {
+    struct sigaction before = {};  // nohup's runs outlive their terminal
+    if (signal == SIGHUP && sigaction(signal, nullptr, &before) == 0 &&
+        before.sa_handler == SIG_IGN)
+      continue;
     require(sigaction(signal, &action, nullptr) == 0, "signal {} cannot be caught", signal);
+  }
 }
 
 StopReason agreed_stop(const Communicator& comm, bool past_deadline) {

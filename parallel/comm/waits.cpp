@@ -13,6 +13,7 @@
 #include <memory>
 #include <thread>
 
+#include "core/base/wait_clock.hpp"
 #include "parallel/comm/comm.hpp"
 
 #ifdef BALLAST_HAVE_CUDA
@@ -107,19 +108,20 @@ class Patience {
  public:
   void restart() { polls_ = 0; }
   void yield() {
-    // The clock is read once in a while: a test takes well below a microsecond.
-    if (++polls_ % 256 == 1) {
-      const double now = MPI_Wtime();
-      if (polls_ == 1) since_s_ = now;
-      if (now - since_s_ > g_limit_s) give_up(now - since_s_, "other ranks");
-      check_transfers();
-    }
+    // The clock is read every time: on a busy machine some hundred yields can last longer than the
+    // gap by which WaitClock knows a suspended process.
+    const double now_s = MPI_Wtime();
+    if (polls_ == 0) clock_.restart(now_s);
+    if (const double waited_s = clock_.waited_s(now_s); waited_s > g_limit_s)
+      give_up(waited_s, "other ranks");
+    // Once in a while: a test of requests takes well below a microsecond.
+    if (++polls_ % 256 == 1) check_transfers();
     sched_yield();
   }
 
  private:
   std::int64_t polls_ = 0;
-  double since_s_ = 0;
+  WaitClock clock_{0};
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace ballast {
 
 /// Waits for MPI requests without starving other ranks of the core: test, then yield.  Every wait
 /// in Ballast goes through here.  After `set_wait_limit` seconds without progress the rank reports
-/// its last event and aborts the job.
+/// its last event and aborts the job; time in which the job was suspended does not count.
 void wait_all(std::vector<MPI_Request>& requests);
 /// The same, leaving the status of each request.
 void wait_all(std::vector<MPI_Request>& requests, std::vector<MPI_Status>& statuses);

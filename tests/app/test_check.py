@@ -76,6 +76,16 @@ class CommandLine(RunCase):
                 message,
             )
 
+    def test_a_key_of_many_parts_is_refused(self):
+        """The parser of TOML would end in a stack overflow."""
+        deck = self.out("deep.toml")
+        for text in ("[x" + ".y" * 50000 + "]\n", "\n" + "a." * 50000 + "a = 1\n"):
+            with open(deck, "w") as f:
+                f.write(text)
+            done = self.run_ballast(1, "check", deck, status=1)
+            self.assertIn("deep.toml:", done.stderr)
+            self.assertIn("block.key", done.stderr)
+
     def test_ranks_share_one_message_about_a_damaged_deck(self):
         path = self.deck(text=DECK + "[mesh2]\n")
         done = self.run_ballast(3, "train", path, status=None)
@@ -129,10 +139,8 @@ class Check(RunCase):
         self.assertEqual(
             workspace(*gpu, drift, "trace.recall_every=0"), workspace(*gpu, "trace.recall_every=0")
         )
-        self.assertEqual(
-            workspace(*gpu, drift, "data.validation_share=0"),
-            workspace(*gpu, "data.validation_share=0"),
-        )
+        none = self.run_ballast(1, "check", deck, *keys, drift, "data.validation_share=0", status=1)
+        self.assertIn("trace.recall_drift needs a held-out sample", none.stderr)
 
     def test_the_files_are_opened(self):
         deck = self.deck()
@@ -140,6 +148,8 @@ class Check(RunCase):
         self.assertGreater(facts["data"]["loss_share"], 0.9)  # all but the last token of a file
         self.assertLess(facts["data"]["loss_share"], 1)
         self.assertIn("of the tokens carry loss", text)
+        held_out, _ = self.check(deck, "data.validation_share=0.3")
+        self.assertRegex(held_out, r"; \d+ samples for training, [1-9]\d* held out")
         missing = ['data.paths=["nowhere/x"]']
         refused = self.run_ballast(1, "check", deck, *missing, status=1)
         self.assertIn("nowhere/x", refused.stderr)
@@ -154,6 +164,7 @@ class Check(RunCase):
         with open(one, "w") as f:
             f.write("balance " * 100)
         pairs = ["loss.kind=dpo", "dpo.reference_free=true", "data.long=truncate"]
+        hbp = ["batching.method=hbp", "batching.groups=[100]", "batching.long=split"]
         for settings, said in (
             ([f'data.paths=["{one}"]', "data.max_tokens=0", "eval.every_steps=1"], "held out"),
             (["attention.index=recorded", f"attention.recorded={self.out('none')}"], "none"),
@@ -162,6 +173,13 @@ class Check(RunCase):
                 "does not fit one micro-batch",
             ),
             (["batching.method=balanced", "profile.table=nowhere.h5"], "nowhere.h5 does not exist"),
+            (pairs + ["dpo.reference=some.h5"], "does without dpo.reference"),
+            (hbp + ["data.max_tokens=300", "data.long=drop"], "above the longest group's 100"),
+            (
+                ["eval.every_steps=1", "data.validation_share=0.3", "eval.generate_tokens=2"]
+                + ["eval.generate_samples=1", "eval.generate_stop_token=300"],
+                "its vocabulary of 256",
+            ),
             (
                 ["data.source=lengths", "data.lengths=[1,1,1,1,1,1]"],
                 "0.0 % of the tokens carry loss",
@@ -221,6 +239,20 @@ class Check(RunCase):
         deck, override = self.deck(), ["batching.method=packed", "chunk.k=2"]
         self.assertIn(note, self.run_ballast(1, "check", deck, *override).stdout)
         self.assertEqual(self.run_ballast(1, "pack", deck, *override).stderr.count(note), 1)
+        for keys, unread in (
+            (["trace.enabled=false", "trace.indexes_every=1"], "trace.indexes_every"),
+            (["attention.index=generated", "attention.last_q=16"], "attention.last_q"),
+            (["batching.method=none", "batching.micro_batch_tokens=64"], "micro_batch_tokens"),
+        ):
+            done = self.run_ballast(1, "check", deck, "attention.pattern=vertical_slash", *keys)
+            self.assertIn(f"{unread} has no effect", done.stdout)
+        stages = [
+            "mesh.dp=1",
+            "mesh.pp=2",
+            "batching.method=none",
+            "batching.micro_batch_tokens=64",
+        ]
+        self.assertNotIn("has no effect", self.run_ballast(1, "check", deck, *stages).stdout)
         step = ["bench", "step", deck, "warmup=0", "repeats=1", "mesh.dp=2"]
         self.assertEqual(self.run_ballast(2, *step, *override).stderr.count(note), 1)
         cases = self.out("cases.toml")
@@ -352,6 +384,7 @@ class Check(RunCase):
         for line in (
             ["check", deck, "--json", os.path.join(self.folder, ".", os.path.basename(deck))],
             ["tune", deck, "--json", other, "--write", other],
+            ["check", deck, "--json", os.path.join(self.data, "000.txt")],
         ):
             done = self.run_ballast(1, *line, status=1)
             self.assertIn("choose another name", done.stderr)

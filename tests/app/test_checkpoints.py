@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import time
 import unittest
 
@@ -71,6 +72,35 @@ class Checkpoints(RunCase):
             self.assertEqual(told["state"], "failed", told)
             self.assertRegex(told["why"], "rank [01] on .* without progress")
             self.assertTrue(os.path.isfile(told["checkpoint"]), told)
+
+    def test_status_is_overwritten_where_no_new_file_has_room(self):
+        deck, run = self.deck(steps=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        fresh = os.path.join(run, "status.json.new0")
+        again = ("train", deck, "-d", run, "-r", "latest")
+        os.symlink("/dev/full", fresh)  # the first attempt ends as on a full disk
+        self.run_ballast(2, *again, "run.steps=4")
+        self.assertFalse(os.path.lexists(fresh), os.listdir(run))
+        self.assertEqual(self.status(run)["step"], 4)
+        os.makedirs(os.path.join(fresh, "full"))  # every attempt fails
+        self.run_ballast(2, *again, "run.steps=6")
+        told = self.status(run)
+        self.assertEqual((told["state"], told["step"]), ("finished", 6))
+        with open(os.path.join(run, "status.json"), "a") as file:
+            file.write(" " * 10000)  # longer than what comes
+        self.run_ballast(2, *again, "run.steps=7")
+        self.assertEqual(self.status(run)["step"], 7)
+
+    def test_a_status_that_cannot_be_overwritten_goes(self):
+        deck, run = self.deck(steps=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        status = os.path.join(run, "status.json")
+        os.makedirs(os.path.join(status + ".new0", "full"))
+        os.remove(status)
+        os.symlink("/dev/full", status)
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=4")
+        self.assertIn("status.json cannot be written", done.stderr)
+        self.assertFalse(os.path.lexists(status), os.listdir(run))
 
     def test_a_folder_in_which_nothing_could_be_written_is_no_run(self):
         deck, run = self.deck(steps=2), self.out("full")
@@ -169,6 +199,63 @@ class Checkpoints(RunCase):
         self.assertEqual(self.status(run)["state"], "finished")
         self.assertTrue(self.status(run)["checkpoint"].endswith("step_00000004.h5"))
 
+    def test_a_run_over_less_data_goes_on_with_the_next_epoch(self):
+        deck, run = self.out("lengths.toml"), self.out("run")
+        with open(deck, "w") as file:
+            file.write(OLD.format(steps=2))
+        self.run_ballast(1, "train", deck, "-d", run)
+        less = ("-r", "latest", "run.steps=6", "data.lengths=[40]")
+        done = self.run_ballast(1, "train", deck, "-d", run, *less)
+        self.assertIn("goes on with the next epoch", done.stdout)
+        self.assertEqual(max(self.losses(run)), 6)
+
+    def test_a_best_loss_of_other_samples_is_no_bar(self):
+        deck, run = self.deck(steps=4), self.out("run")
+        keys = ("checkpoint.best=true", "eval.every_steps=2")
+        self.run_ballast(2, "train", deck, "-d", run, *keys, "data.validation_share=0.3")
+        more = ("-r", "latest", "run.steps=6", "optimizer.learning_rate=1e-7")
+        done = self.run_ballast(
+            2, "train", deck, "-d", run, *more, *keys, "data.validation_share=0.3"
+        )
+        self.assertNotIn("looked for anew", done.stdout)
+        more = ("-r", "latest", "run.steps=8", "optimizer.learning_rate=1e-7")
+        done = self.run_ballast(
+            2, "train", deck, "-d", run, *more, *keys, "data.validation_share=0.6"
+        )
+        self.assertIn("looked for anew", done.stdout)
+        self.assertIn("best checkpoint so far", done.stdout)
+
+    def test_a_log_that_cannot_be_opened_costs_itself(self):
+        deck, run = self.deck(steps=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        os.remove(os.path.join(run, "log.txt"))
+        os.makedirs(os.path.join(run, "log.txt"))
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=3")
+        self.assertIn("goes on without its log", done.stderr)
+        self.assertEqual(self.status(run)["state"], "finished")
+
+    def test_a_run_outlives_the_reader_of_its_lines(self):
+        run = self.out("run")
+        line = (
+            f"'{os.environ['BALLAST_PROGRAM']}' train '{self.deck(dp=1, steps=12)}' -d '{run}'"
+            " | head -1"
+        )
+        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=300)
+        for _ in range(100):  # head does not wait for it
+            if os.path.exists(os.path.join(run, "status.json")):
+                if self.status(run)["state"] == "finished":
+                    break
+            time.sleep(0.2)
+        self.assertEqual(self.status(run)["state"], "finished")
+
+    def test_a_variable_of_kokkos_that_is_no_number_is_told_once(self):
+        environment = {**os.environ, "KOKKOS_NUM_THREADS": "abc"}
+        done = self.run_ballast(
+            2, "train", self.deck(), "-d", self.out("run"), status=None, env=environment
+        )
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual((done.stdout + done.stderr).count("ballast: Kokkos does not start"), 1)
+
     def test_another_model_of_equal_shapes_is_refused(self):
         deck, run = self.deck(steps=2), self.out("run")
         self.run_ballast(2, "train", deck, "-d", run)
@@ -178,6 +265,7 @@ class Checkpoints(RunCase):
         self.assertIn("--force-model", done.stdout + done.stderr)
         done = self.run_ballast(2, "eval", *again[1:], "data.validation_share=0.3")
         self.assertIn("another model than the deck's: model.rope_theta", done.stdout)
+        self.assertIn("may have been trained on these: data.validation_share", done.stdout)
         self.run_ballast(2, *again, "--force-model")
 
     def test_another_model_is_refused_by_its_keys_and_moves_nothing(self):

@@ -232,6 +232,52 @@ class Encodings(Odd):
             self.assertEqual(learnt, "stripe" + TOLD)
 
 
+class Pipes(Odd):
+    """FIFOs: opening one waits for a writer that never comes, until the time of `build` is over."""
+
+    def pipe(self, name):
+        path = self.out(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.mkfifo(path)
+        return path
+
+    def test_named_pipes_are_refused(self):
+        rows, chat = self.lines([self.CHAT]), self.pipe("pipe.jsonl")
+        templates = [self.pipe("pipe.jinja"), self.pipe("pipe.json")]
+        cases = [((rows, chat), [], chat)]
+        cases += [((rows,), ["--chat-template", path], path) for path in templates]
+        for inputs, options, path in cases:
+            error = self.build(*inputs, options=options, status=2)
+            self.assertEqual(error.count("\n"), 1, error)
+            self.assertIn(f"{path} is no regular file; copy ", error)
+        command = [sys.executable, PROGRAM, "inspect", self.pipe("pipe.h5")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+        self.assertIn("pipe.h5 is no regular file; inspect reads", done.stderr)
+
+    def test_pipes_of_a_folder_are_left_out_and_told(self):
+        self.pipe("set/more/x.jsonl"), self.pipe("set/quiet")
+        error = self.build(self.out("set"), status=2)
+        self.assertIn("no regular file of .jsonl", error)
+        os.rename(self.lines([self.CHAT]), self.out("set/chat.jsonl"))
+        said = self.build(self.out("set"))
+        self.assertIn(f"{self.out('set')}: left out as no regular files: more/x.jsonl\n", said)
+        self.assertEqual(len(self.documents()), 1)
+        os.symlink("nowhere", self.out("set/gone.jsonl"))
+        error = self.build(self.out("set"), options=["--force"], status=2)
+        self.assertIn("gone.jsonl: No such file", error)
+
+    def test_pipes_of_a_saved_data_set_or_a_tokenizer_are_refused(self):
+        path = self.pipe("saved/data.arrow")
+        with open(self.out("saved/state.json"), "w") as f:
+            json.dump({"_data_files": [{"filename": "data.arrow"}]}, f)
+        error = self.build(self.out("saved"), status=2)
+        self.assertIn(f"{path} is no regular file", error)
+        path = self.pipe("tokenizer/additional_chat_templates/x.jinja")
+        error = self.build(self.lines([self.CHAT]), status=2)
+        self.assertIn(f"{path} is no regular file", error)
+
+
 class Options(Odd):
     def said(self, *options, rows=None, status=2):
         path = self.lines([self.CHAT] if rows is None else rows)
@@ -249,6 +295,63 @@ class Options(Odd):
             self.assertIn("is an input; --out names another file", error)
         with open(path, "rb") as f:
             self.assertEqual(f.read(), before)
+
+    def test_files_of_the_tokenizer_are_never_replaced(self):
+        path, more = self.lines([self.CHAT]), f"{self.tokenizer}/additional_chat_templates"
+        os.makedirs(more)
+        names = {f"{self.tokenizer}/{n}.json": "{}" for n in ("special_tokens_map", "added_tokens")}
+        templates = (f"{self.tokenizer}/chat_template.jinja", f"{more}/x.jinja")
+        names |= {name: PLAIN for name in (*templates, self.out("own.jinja"))}
+        for name, text in names.items():
+            with open(name, "w") as f:
+                f.write(text)
+        os.symlink(f"{self.tokenizer}/tokenizer.json", self.out("link.h5"))
+        names = [*names, self.out("link.h5")]
+        names += [f"{self.tokenizer}/{name}.json" for name in ("tokenizer", "tokenizer_config")]
+        for name in names:
+            with open(name, "rb") as f:
+                before = f.read()
+            options = ["--force", "--chat-template", self.out("own.jinja")]
+            error = self.build(path, out=name, options=options, status=2)
+            self.assertEqual(error.count("\n"), 1, error)
+            self.assertIn(f"{name} is an input; --out names another file", error)
+            with open(name, "rb") as f:
+                self.assertEqual(f.read(), before)
+        for _ in range(2):  # a file that is not read may lie there, and be replaced
+            self.build(path, out=f"{self.tokenizer}/out.h5", options=["--force"])
+
+    def test_numbers_out_of_bounds_are_refused_at_once(self):
+        for option, value in (
+            *(("--shard-mib", value) for value in ("nan", "inf", "-inf", "0", "-1")),
+            *(("--max-tokens", value) for value in ("99999999999999999999", str(1 << 63), "-1")),
+            *((option, "0") for option in ("--workers", "--ranks")),
+        ):
+            error = self.said(f"{option}={value}")
+            self.assertEqual(error.count("\n"), 1, error)
+            self.assertIn(option, error)
+            self.assertIn("must be", error)
+            self.assertFalse(os.path.exists(self.out("out.h5.parts")))
+        self.said("--max-tokens", str((1 << 63) - 1), "--shard-mib", "1e300", status=0)
+
+    def test_roles_of_loss_that_no_row_has_are_told(self):
+        words = "no row has the role"
+        tool = [self.CHAT[0], {"role": "function", "content": "x"}, self.CHAT[1]]
+        rows = [self.CHAT] * 30 + [tool]  # of which one shard alone has a tool
+        options = ("--shard-mib", "0.001", "--loss-on")
+        said = self.said(*options, "gpt,foo,tool,baz", rows=rows, status=0)
+        self.assertIn(f"  {words}s baz, foo, which --loss-on names\n", said)
+        said = self.said(*options, "assistant,foo", rows=rows, status=0)
+        self.assertIn(f"  {words} foo, which --loss-on names\n", said)
+        self.assertNotIn(words, self.said(*options, "assistant,observation", rows=rows, status=0))
+        for row in ({"text": "ring"}, {"prompt": "ring", "completion": "stripe"}):
+            self.assertNotIn(words, self.said(rows=[row], status=0))
+        done = subprocess.run(
+            self.line(self.lines([self.CHAT]), options=["--force", "--loss-on", "foo"]),
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(f"{words} foo, which", done.stdout)
 
     def test_roles_by_any_of_their_names(self):
         chat = [self.CHAT[0], {"role": "tool", "content": "x"}, self.CHAT[1]]
@@ -311,6 +414,21 @@ class Options(Odd):
         error = self.said()
         self.assertEqual(error.count("\n"), 1, error)
         self.assertIn(f"{self.tokenizer}: its tokenizer cannot be made (AttributeError", error)
+
+    def test_names_of_files_in_other_letters(self):
+        path, command = self.lines([self.CHAT]), [sys.executable, PROGRAM, "inspect"]
+        for name in (b"mod\xc3\xa8le", b"bad\xff"):
+            folder = os.path.join(self.folder, os.fsdecode(name))
+            os.rename(self.make_tokenizer("plain", PLAIN), folder)
+            line = self.line(path, tokenizer=folder, out=os.path.join(folder, "out.h5"))
+            done = []
+            for words in (line, [*command, os.path.join(folder, "out.h5")]):
+                strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+                done.append(subprocess.run(words, capture_output=True, env=strict))
+                self.assertEqual(done[-1].returncode, 0, done[-1].stderr)
+            self.assertEqual(done[0].stdout.splitlines()[-1], os.fsencode(folder) + b"/out.h5")
+            shown = ("tokenizer: " + name.decode(errors="replace")).encode()
+            self.assertIn(shown, done[1].stdout.splitlines())
 
     def test_numbers_of_inspect(self):
         self.learnt([self.CHAT])

@@ -323,6 +323,24 @@ class Dpo(RunCase):
             file["loss_mask"][:] = 1
         refused("other data")
 
+    def test_a_checkpoint_of_another_objective_is_not_the_reference(self):
+        deck, tuned = self.dpo(reference=self.out("reference.h5")), self.out("tuned")
+        self.run_ballast(1, "reference", deck)
+        other = ["loss.kind=cross_entropy", "data.source=lengths", "data.lengths=[40,50,60,70]"]
+        other.append("checkpoint.at_end=true")
+        self.run_ballast(1, "train", deck, "-d", tuned, *other, "run.steps=1")
+        begin = [
+            "train",
+            deck,
+            "-d",
+            self.out("again"),
+            "-r",
+            f"{tuned}/checkpoints/step_00000001.h5",
+        ]
+        done = self.run_ballast(1, *begin, "run.steps=2", status=1)
+        self.assertIn("not the one that dpo.reference was computed with", done.stdout + done.stderr)
+        self.run_ballast(1, *begin, "run.steps=2", "--force-model")
+
     def test_what_is_no_pair_is_refused(self):
         unmarked = self.write_pairs("plain.h5", marked=False)
         self.assertIn("holds no pairs", self.train("a", self.dpo(path=unmarked), status=1))

@@ -401,6 +401,27 @@ class FromHuggingFace(RunCase):
             status=1,
         )
         self.assertIn("no/such/folder.safetensors", done.stderr)
+        # Before the first step is computed.
+        self.assertIn("run.dump_gradients = ", done.stderr)
+
+    def test_gradients_replace_nothing_but_gradients(self):
+        deck, notes, file = self.finetune("qwen2", dp=2), self.out("notes"), self.out("gradients")
+        with open(notes, "w") as f:
+            f.write("what somebody wrote by hand\n")
+        pipe = self.out("pipe")
+        os.mkfifo(pipe)
+        for target in (notes, self.folder, pipe):
+            done = self.run_ballast(
+                2, "train", deck, "-d", self.out("run"), "run.dump_gradients=" + target, status=1
+            )
+            self.assertIn(f'run.dump_gradients = "{target}"', done.stderr)
+            self.assertIn("would be replaced", done.stderr)
+        with open(notes) as f:
+            self.assertEqual(f.read(), "what somebody wrote by hand\n")
+        # A run that was refused does not block its folder, and an earlier dump is replaced.
+        for run in ("run", "again"):
+            self.run_ballast(2, "train", deck, "-d", self.out(run), "run.dump_gradients=" + file)
+            self.assertTrue(tensors(file))
 
 
 if __name__ == "__main__":

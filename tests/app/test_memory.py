@@ -111,6 +111,11 @@ def draw(choice):
         keys["trace.recall_every"] = choice([0, 1])
     if choice([False, True]):
         keys["eval.every_steps"], keys["data.validation_share"] = 1, 0.3
+        if pattern != "dense":
+            keys["trace.recall_drift"] = "true"
+        if choice([False, True]):  # texts that outgrow the samples
+            keys["eval.generate_tokens"], keys["eval.generate_samples"] = 24, 2
+            keys["eval.generate_prefix_tokens"] = tokens
     return ranks_of(mesh), lengths, keys
 
 

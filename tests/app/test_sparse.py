@@ -318,6 +318,36 @@ class Sparse(RunCase):
         missing = self.run_ballast(1, "train", self.deck(dp=1), *replay, status=None)
         self.assertIn("no folder of indexes", missing.stderr)
 
+    def test_placement_cuts_samples_between_stretches(self):
+        """Chunks of a sample compute what the whole one does: they begin with a stretch."""
+        causal = [
+            "attention.pattern=vertical_slash",
+            "attention.selection=causal",
+            "attention.stretch=128",
+            "attention.last_q=32",
+            "attention.vertical_share=0.5",
+            "attention.slash_share=0.3",
+            "data.max_tokens=900",
+            "batching.method=balanced",
+            "batching.global_tokens=3000",
+            "run.precision=fp64",
+        ]
+        found = {}
+        for name, ranks, mesh, tokens in [
+            ("whole", 1, {}, 1024),
+            ("cut", 1, {}, 448),
+            ("stages", 2, {"stages": 2}, 320),
+            ("ring", 2, {"cp_inner": 2}, 448),
+        ]:
+            stages = f"mesh.pp={mesh.pop('stages', 1)}"
+            run, deck = self.out(name), self.deck(steps=2, every=0, **{"dp": 1, **mesh})
+            micro_batch = f"batching.micro_batch_tokens={tokens}"
+            self.run_ballast(ranks, "train", deck, "-d", run, micro_batch, stages, *causal)
+            found[name] = [float(loss) for loss in self.losses(run).values()]
+        for name, losses in found.items():
+            for loss, expected in zip(losses, found["whole"], strict=True):
+                self.assertAlmostEqual(loss, expected, delta=1e-5, msg=name)
+
     def test_leak(self):
         """Later tokens change nothing before them under dense, moba and causal selection; the
         paper's form of vertical_slash and xattention choose by them."""
@@ -458,6 +488,10 @@ class Sparse(RunCase):
             ("attention.pattern=xattention", "that block's own queries"),
             ("dst.enabled=true", "one budget"),
             ("chunk.tokens=64", "multiple of attention.stretch"),
+            (
+                "batching.method=balanced batching.micro_batch_tokens=512",
+                "at least attention.stretch",
+            ),
         ]:
             done = self.run_ballast(
                 1,
@@ -470,7 +504,7 @@ class Sparse(RunCase):
                 "batching.method=chunkflow",
                 "chunk.tokens=1024",
                 "ring.layout=striped",
-                setting,
+                *setting.split(),
                 status=None,
             )
             self.assertNotEqual(done.returncode, 0, setting)

@@ -221,6 +221,9 @@ class Tune(RunCase):
         with open(there) as f:
             self.assertIn("[batching]", f.read())
         self.assertIn("0", self.tune(deck, "--coverage", "2", status=2))
+        for pattern in ("dense", "vertical_slash"):
+            keys = (f"attention.pattern={pattern}", "--coverage", "0.5")
+            self.assertIn("has no budget", self.tune(deck, *keys, status=1))
         cases = self.small(more='[[case]]\nname = "a"\n[[case]]\nname = "b"\n')
         self.assertIn("--case", self.tune(cases, status=1))
 

@@ -1,6 +1,7 @@
 """What is read from run folders: every field, and runs that were killed or lost ranks."""
 import csv
 import json
+import os
 import random
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import unittest.mock
 import h5py
 import numpy as np
 import synthetic
-from support import RunTest
+from support import REPORT, RunTest
 from synthetic import Rank, known_run
 
 
@@ -176,6 +177,24 @@ class DamagedRuns(RunTest):
             text = self.report(run, draw=False)
             self.assertIn("trace_00001.h5 cannot be read", text, damage)
             self.assertEqual(self.metrics(run / "report")["ranks_read"], 1)
+
+    def test_fifos_are_noted_and_not_waited_for(self):
+        run = known_run(self.folder / "run")
+        for name in ("trace/trace_00002.h5", "deck.toml", "log.txt"):
+            (run / name).unlink(missing_ok=True)
+            os.mkfifo(run / name)
+        done = subprocess.run(
+            [sys.executable, str(REPORT), str(run), "--no-simulator"],
+            capture_output=True,
+            text=True,
+            timeout=60,  # without the repair it waits forever
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = "trace_00002.h5 cannot be read and is left out: no regular file"
+        self.assertIn(said, done.stdout)
+        for name in ("deck.toml", "log.txt"):
+            self.assertIn(f"{name} is no regular file and is left out", done.stdout)
+        self.assertEqual(self.metrics(run / "report")["ranks_read"], 2)
 
     def test_last_step_known_to_one_rank_alone(self):
         ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]

@@ -12,11 +12,12 @@ std::int64_t MicroBatch::tokens() const {
   return sum;
 }
 
-std::int64_t MicroBatch::axis_tokens() const {
+std::int64_t axis_tokens(std::span<const Segment> segments, std::int64_t align) {
   std::int64_t sum = 0;
   for (const auto& s : segments) sum += (s.tokens() + align - 1) / align * align;
   return sum;
 }
+std::int64_t MicroBatch::axis_tokens() const { return ballast::axis_tokens(segments, align); }
 
 std::int64_t MicroBatch::loss_tokens() const {
   std::int64_t sum = 0;

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct Segment {
 class Hash;
 /// Adds every field.
 void add(Hash& hash, const Segment& segment);
+
+/// Length of a packed axis on which segments start at multiples of `align`, and which ends at one.
+std::int64_t axis_tokens(std::span<const Segment> segments, std::int64_t align);
 
 /// Segments computed together, concatenated along one packed axis.
 struct MicroBatch {

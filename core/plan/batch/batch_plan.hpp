@@ -110,7 +110,8 @@ struct BatchingOptions {
   std::int64_t align = 1;                  ///< of every micro-batch; lengths count rounded up to it
   std::vector<PlacementSplit> splits{{}};  ///< balanced: allowed groups
   std::shared_ptr<const PlacementCosts> placement_costs;  ///< balanced: what placement goes by
-  int stages = 1, chunk_k = 1;  ///< balanced: PlacementOptions::stages, chunk_k
+  int stages = 1, chunk_k = 1;   ///< balanced: PlacementOptions::stages, chunk_k
+  std::int64_t chunk_align = 1;  ///< balanced: PlacementOptions::chunk_align
 };
 
 /// Whether the method packs whole samples of a step or an epoch: sab and lbb balance a step,

@@ -15,6 +15,7 @@ PlacementOptions placement_options(const BatchingOptions& options) {
   placement.memory_bytes = static_cast<double>(placement.micro_batch_tokens);
   placement.stages = options.stages;
   placement.align = options.align;
+  placement.chunk_align = options.chunk_align;
   placement.chunk_k = options.chunk_k;
   return placement;
 }

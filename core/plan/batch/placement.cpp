@@ -83,7 +83,7 @@ class Placer {
     order_ = longest_first(lengths);
     capacity_ = std::max<std::int64_t>(1, options.micro_batch_tokens);
     if (options.memory_bytes > 0)
-      capacity_ = std::min(capacity_, largest(options.splits.front(), capacity_,
+      capacity_ = std::min(capacity_, largest(options.splits.front(), capacity_, options.align,
                                               [](auto) { return std::int64_t{0}; }));
     packed_s_.resize(samples.size());
     for (const std::uint32_t i : order_) {
@@ -129,25 +129,26 @@ class Placer {
     }
   }
 
-  std::int64_t rounded(std::int64_t tokens) const {
-    return (tokens + options_.align - 1) / options_.align * options_.align;
+  static std::int64_t rounded(std::int64_t tokens, std::int64_t align) {
+    return (tokens + align - 1) / align * align;
   }
+  std::int64_t rounded(std::int64_t tokens) const { return rounded(tokens, options_.align); }
   std::int64_t tokens(std::uint32_t i) const { return rounded(samples_[i].tokens); }
 
   bool fits(std::int64_t tokens, std::int64_t prefix, const PlacementSplit& split) const {
     return options_.memory_bytes <= 0 ||
            costs_.bytes(tokens, prefix, split) <= options_.memory_bytes;
   }
-  /// Most tokens, a multiple of align, at most `limit`, that fit behind prefix(tokens); 0: none.
+  /// Most tokens, a multiple of `align`, at most `limit`, that fit behind prefix(tokens); 0: none.
   template <class Prefix>
-  std::int64_t largest(const PlacementSplit& split, std::int64_t limit,
+  std::int64_t largest(const PlacementSplit& split, std::int64_t limit, std::int64_t align,
                        const Prefix& prefix) const {
-    std::int64_t low = 0, high = limit / options_.align + 1;  // in units of align; low fits
+    std::int64_t low = 0, high = limit / align + 1;  // in units of align; low fits
     while (high - low > 1) {
-      const std::int64_t middle = (low + high) / 2, n = middle * options_.align;
+      const std::int64_t middle = (low + high) / 2, n = middle * align;
       (fits(n, prefix(n), split) ? low : high) = middle;
     }
-    return low * options_.align;
+    return low * align;
   }
 
   /// Seconds that a sample adds to a pack of short ones at the smallest split.
@@ -182,17 +183,20 @@ class Placer {
     if (!added) return list;
     for (const PlacementSplit& split : options_.splits)
       if (fits(n, 0, split)) list.push_back({split, 0, seconds_of(n, 0, split)});
+    const std::int64_t chunk_align = std::lcm(options_.align, options_.chunk_align);
     if (list.empty())
       for (const PlacementSplit& split : options_.splits) {
-        const std::int64_t most = largest(split, n, [&](std::int64_t c) { return n - c; });
+        const std::int64_t most =
+            largest(split, n, chunk_align, [&](std::int64_t c) { return n - c; });
         if (most == 0) continue;
-        const std::int64_t count = (n + most - 1) / most, even = rounded((n + count - 1) / count);
+        const std::int64_t count = (n + most - 1) / most,
+                           even = rounded((n + count - 1) / count, chunk_align);
         list.push_back({split, even, seconds_of_chunks(n, even, split)});
       }
     require(!list.empty(),
             "a sample of {} tokens fits the memory of no group of up to {} ranks, not even in "
             "chunks of {} tokens",
-            n, options_.splits.back().ranks, options_.align);
+            n, options_.splits.back().ranks, chunk_align);
     std::stable_sort(list.begin(), list.end(),
                      [](const Choice& a, const Choice& b) { return a.area() < b.area(); });
     return list;
@@ -519,7 +523,7 @@ std::vector<std::string> problems(const PlacementOptions& options) {
                                options.splits.front().ranks, options.ranks));
   if (options.micro_batch_tokens < 1)
     list.push_back(fmt::format("packs of {} tokens", options.micro_batch_tokens));
-  if (options.stages < 1 || options.align < 1 || options.chunk_k < 1)
+  if (options.stages < 1 || options.align < 1 || options.chunk_align < 1 || options.chunk_k < 1)
     list.push_back("stages, alignment and kept chunks must be at least 1");
   return list;
 }

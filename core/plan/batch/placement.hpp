@@ -49,7 +49,8 @@ struct PlacementOptions {
   std::int64_t micro_batch_tokens = 4096;  ///< capacity of a pack of short samples
   double memory_bytes = 0;                 ///< of a rank; 0: no limit
   int stages = 1;                          ///< pipeline stages that every micro-batch goes through
-  std::int64_t align = 1;                  ///< lengths count rounded up to it; chunks begin at it
+  std::int64_t align = 1;                  ///< lengths count rounded up to it
+  std::int64_t chunk_align = 1;            ///< chunks begin at multiples of it and of `align`
   int chunk_k = 1;  ///< chunks of a sample whose activations are kept (ChunkFlow's K)
   double forward_share = 1.0 / 3;  ///< of a micro-batch's seconds: what a second forward adds
 };
@@ -88,7 +89,7 @@ std::vector<std::string> problems(const PlacementOptions& options);
 /// micro-batches are long or differ, smaller packs and larger groups for short samples are tried
 /// too. Deterministic: the order of `samples` decides between equal lengths alone.  O(n log n +
 /// long samples x ranks).  Errors: problems(options), a negative length, a sample of which not even
-/// a chunk of options.align tokens fits.
+/// a chunk of the least length fits.
 Placement place(const std::vector<SampleLength>& samples, const PlacementOptions& options,
                 const PlacementCosts& costs);
 

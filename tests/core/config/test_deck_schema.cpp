@@ -95,7 +95,6 @@ TEST(DeckSchema, KeysOfFeaturesThatAreOnAreNot) {
   const std::vector<S> off = keys_of(all_set({{"batching.method", S("chunkflow")},
                                               {"chunk.offload", S("host")},
                                               {"attention.pattern", S("moba")},
-                                              {"attention.index", S("generated")},
                                               {"ring.layout", S("shuffled")},
                                               {"dst.enabled", true},
                                               {"pipeline.schedule", S("zero_bubble")},
@@ -107,17 +106,27 @@ TEST(DeckSchema, KeysOfFeaturesThatAreOnAreNot) {
                                               {"data.max_tokens", I{9}},
                                               {"eval.every_steps", I{1}},
                                               {"data.source", S("megatron")}}));
-  for (const char* prefix : {"chunk.", "attention.moba_", "attention.generated_", "ring.", "dst.",
-                             "pipeline.", "curriculum.", "lora.", "recompute.", "data.path ",
-                             "data.mask", "data.long", "eval.s", "trace.r"})
+  for (const char* prefix :
+       {"chunk.", "attention.moba_", "ring.", "dst.", "pipeline.", "curriculum.", "lora.",
+        "recompute.", "data.path ", "data.mask", "data.long", "eval.s", "trace.r"})
     EXPECT_TRUE(std::none_of(off.begin(), off.end(), [&](const S& key) {
       return (key + " ").starts_with(prefix);
     })) << prefix;
   for (const char* key :
        {"data.paths", "sab.decay", "batching.groups", "attention.last_q", "attention.selection",
-        "attention.stretch", "batching.window_rule", "batching.micro_batch_tokens", "eval.depths",
-        "model.llama3_low", "trace.indexes_every"})
+        "attention.stretch", "batching.window_rule", "eval.depths", "model.llama3_low",
+        "trace.indexes_every", "attention.generated_columns"})
     EXPECT_EQ(std::count(off.begin(), off.end(), key), 1) << key;
+}
+
+TEST(DeckSchema, KeysOfAPatternsOwnRuleAreNotReadWhereItsIndexIsMadeUp) {
+  const std::vector<S> off = keys_of(
+      all_set({{"attention.index", S("generated")}, {"attention.pattern", S("vertical_slash")}}));
+  for (const char* key : {"attention.vertical_share", "attention.last_q", "attention.max_columns",
+                          "trace.recall_every", "trace.recall_drift", "trace.indexes_every"})
+    EXPECT_EQ(std::count(off.begin(), off.end(), key), 1) << key;
+  EXPECT_TRUE(std::none_of(off.begin(), off.end(),
+                           [](const S& key) { return key.starts_with("attention.generated_"); }));
 }
 
 TEST(DeckSchema, KeysOfTheDeckMayBeForOtherCases) {
@@ -158,8 +167,12 @@ TEST(DeckSchema, KeyThatSeveralFeaturesReadIsNamedWhereNoneIsOn) {
   EXPECT_EQ(note_on("ring.layout", {{"batching.method", packed}, {"mesh.cp_outer", I{2}}}), "");
   EXPECT_EQ(note_on("ring.layout", {{"batching.method", hbp}}), "");
   EXPECT_EQ(note_on("batching.micro_batch_tokens", {{"batching.method", packed}}), "");
-  EXPECT_EQ(note_on("batching.micro_batch_tokens", {{"batching.method", hbp}}),
-            "batching.micro_batch_tokens has no effect with batching.method = \"hbp\"");
+  EXPECT_EQ(
+      note_on("batching.micro_batch_tokens", {{"batching.method", hbp}}),
+      "batching.micro_batch_tokens has no effect with batching.method = \"hbp\" and mesh.pp = "
+      "1; it is read with another batching.method, or another mesh.pp");
+  EXPECT_EQ(note_on("batching.micro_batch_tokens", {{"batching.method", hbp}, {"mesh.pp", I{2}}}),
+            "");
 }
 
 TEST(DeckSchema, KeyOfTwoFeaturesNeedsBoth) {

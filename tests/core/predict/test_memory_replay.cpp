@@ -199,7 +199,7 @@ TEST(MemoryReplay, StoredChunksLieOnTheDeviceOrInHostMemory) {
 TEST(MemoryReplay, AnEvaluationGrowsPoolsAndKeepsNothing) {
   const StageWork step{kOnce, {part_of(64)}};
   const auto after = [&](std::int64_t tokens) {
-    return replay_memory(small_stage(), step, {{{OpKind::forward}}, {part_of(tokens)}});
+    return replay_memory(small_stage(), step, {{{{{OpKind::forward}}, {part_of(tokens)}}, {}}});
   };
   const MemoryEstimate alone = replay_memory(small_stage(), step), some = after(64),
                        more = after(200);
@@ -237,13 +237,18 @@ TEST(MemoryReplay, ARunHoldsPoolsAsItsOwnStepsGrewThem) {
   const StageWork evaluation{{{OpKind::forward}}, {part_of(300)}};
   const auto evaluated = [&](std::size_t steps, std::int64_t every) {
     const std::vector<StageWork> list(steps, deep);
-    return replay_run(small_stage(), list, evaluation, every).total();
+    return replay_run(small_stage(), list, {{evaluation, {every, every}}}).total();
   };
   EXPECT_EQ(evaluated(1, 1), run({deep}));
   EXPECT_EQ(evaluated(2, 2), run({deep}));
-  EXPECT_EQ(evaluated(3, 2), replay_memory(small_stage(), deep, evaluation).total());
+  EXPECT_EQ(evaluated(3, 2), replay_memory(small_stage(), deep, {{evaluation, {}}}).total());
   EXPECT_EQ(evaluated(2, 1), evaluated(3, 2));
   EXPECT_GT(evaluated(2, 1), run({deep}));
+  // Drift is measured after the first step already; both may come between steps.
+  const ForwardPasses drift{{{{OpKind::forward}}, {part_of(400)}}, {1, 5}};
+  EXPECT_EQ(replay_run(small_stage(), {deep}, {drift}).total(), run({deep}));
+  EXPECT_GT(replay_run(small_stage(), {deep, deep}, {{evaluation, {2, 2}}, drift}).total(),
+            evaluated(3, 2));
 }
 
 TEST(MemoryReplay, StepsShareThePoolThatTheLargestOfThemGrew) {

@@ -459,22 +459,22 @@ TEST(Simulate, PeakBytesAreThoseOfTheLaneThatNeedsMost) {
   // A run's lanes go through its steps each with its own pools.
   const StepPlan turned = plan_of({of_lengths({256, 256, 64}), of_lengths({64}), of_lengths({64})},
                                   pipeline_of(ScheduleKind::one_f_one_b, 2), 4);
-  const std::vector<MemoryEstimate> run = run_memory({plan, turned}, options, 0);
+  const std::vector<MemoryEstimate> run = run_memory({plan, turned}, options);
   ASSERT_EQ(run.size(), 2u);
   for (std::size_t s = 0; s < 2; ++s) {
     const auto lane = [&](int d) {
       return replay_run(options.memory[s], {lane_work(plan, d)[s], lane_work(turned, d)[s]});
     };
     EXPECT_EQ(run[s].total(), std::max(lane(0).total(), lane(1).total()));
-    EXPECT_GE(run[s].total(), run_memory({plan}, options, 0)[s].total());
+    EXPECT_GE(run[s].total(), run_memory({plan}, options)[s].total());
   }
-  EXPECT_TRUE(run_memory({}, options, 0).empty());
+  EXPECT_TRUE(run_memory({}, options).empty());
   // The first stage keeps two micro-batches, the last one.
   EXPECT_GT(step.memory[0][MemoryCategory::activations],
             step.memory[1][MemoryCategory::activations]);
   options.memory.pop_back();
   EXPECT_THROW(simulate(plan, options, unit_costs()), Error);
-  EXPECT_THROW(run_memory({plan}, options, 0), Error);
+  EXPECT_THROW(run_memory({plan}, options), Error);
 }
 
 // The rank with most of Muon's work need not be the one with most activations.
@@ -509,7 +509,7 @@ TEST(Simulate, RanksThatShareMuonAreReplayedWithTheirOwnShares) {
         wanted =
             std::max(wanted, replay_ranks(one, {lane_work(plan, d, {}, ring_rank)[0]}).total());
       }
-      EXPECT_EQ(run_memory({plan}, options, 0)[0].total(), wanted) << most;
+      EXPECT_EQ(run_memory({plan}, options)[0].total(), wanted) << most;
       // Over many steps every rank meets the fullest micro-batches.
       EXPECT_GE(step_memory(plan, options)[0].total(), wanted) << most;
       totals.insert(wanted);

@@ -313,6 +313,30 @@ TEST_F(Checkpoint, DamagedFilesAreSkippedByName) {
   }
 }
 
+TEST_F(Checkpoint, RenamedFilesAreSkippedByName) {
+  const auto table = small_table();
+  const std::string good = write(table, 2), wrong = dir + "/step_00000009.h5";
+  const std::string moved = write(table, 4);
+  if (world.rank() == 0) fs::rename(moved, wrong);
+  world.barrier();
+  std::vector<std::string> warnings;
+  EXPECT_EQ(latest(warnings), good);
+  ASSERT_EQ(warnings.size(), 1u);
+  for (const std::string& part : {wrong, std::string("step 9"), std::string("says 4")})
+    EXPECT_NE(warnings[0].find(part), std::string::npos) << warnings[0];
+  // Nothing is wrong with what it holds.
+  EXPECT_EQ(names(), (std::vector<std::string>{"step_00000002.h5", "step_00000009.h5"}));
+  CheckpointShard shard = make_shard(table, 0, numel(table), DType::f32, false);
+  expect_state(read_checkpoint(wrong, world, shard), some_state(4));
+  EXPECT_EQ(mismatches(shard), 0);
+  world.barrier();
+  if (world.rank() == 0) fs::remove(good);
+  world.barrier();
+  warnings.clear();
+  const std::string message = error_of([&] { latest(warnings); });
+  EXPECT_NE(message.find("rename it to step_00000004.h5"), std::string::npos) << message;
+}
+
 TEST_F(Checkpoint, FiftyDamagedFilesAreRefused) {
   const auto table = small_table();
   const std::string good = write(table, 1), bad = dir + "/step_00000002.h5";

@@ -1,5 +1,6 @@
 // Datasets in files of a format: `megatron` and `hdf5`, sound and damaged.
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <random>
 
@@ -425,6 +426,45 @@ TEST_F(Hdf5Tokens, TruncatedFilesAreRefused) {
   for (int i = 0; i < 20; ++i) {
     write("tokens.h5", good.substr(0, random() % good.size()));
     EXPECT_NE(error_of(options).find(options.path), std::string::npos) << "seed " << test_seed();
+  }
+}
+
+TEST_F(Hdf5Tokens, AFileThatChangesAfterItWasOpenedIsRefused) {
+  DataOptions options;
+  options.source = DataSource::hdf5;
+  options.vocabulary = 100;
+  options.path = dir + "/tokens.h5";
+  const Documents documents(50, std::vector<std::int64_t>(100, 7));
+  for (const std::string how : {"left alone", "shorter", "longer", "overwritten", "replaced"}) {
+    fs::remove(options.path);
+    write_hdf5(options.path, documents, {});
+    const std::string good = read(options.path);
+    // Long ago: two writes one after the other may have the same time.
+    fs::last_write_time(options.path, fs::last_write_time(options.path) - std::chrono::hours(1));
+    const auto data = open_dataset(options);
+    std::vector<std::int32_t> out(100);
+    data->tokens(49, 0, 100, out);
+    if (how == "shorter") fs::resize_file(options.path, 1000);
+    if (how == "longer") fs::resize_file(options.path, good.size() + 1000);
+    if (how == "overwritten") write("tokens.h5", std::string(good.size(), '\0'));
+    if (how == "replaced") {  // by a file of its own, as most programs write: the old one is read
+      write("fresh.h5", std::string(good.size(), '\0'));
+      fs::rename(dir + "/fresh.h5", options.path);
+    }
+    std::string message;
+    try {
+      data->tokens(49, 0, 100, out);
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    if (how == "left alone" || how == "replaced") {
+      EXPECT_EQ(message, "") << how;
+      EXPECT_EQ(out, std::vector<std::int32_t>(100, 7)) << how;
+    } else {
+      const std::string told = fmt::format("{} had {} bytes when", options.path, good.size());
+      EXPECT_NE(message.find(told), std::string::npos) << how << ": " << message;
+      EXPECT_NE(message.find("-r latest"), std::string::npos) << how << ": " << message;
+    }
   }
 }
 

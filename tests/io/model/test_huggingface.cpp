@@ -101,6 +101,50 @@ TEST_F(HuggingFace, AFileHasItsNameOnlyWhenItIsWhole) {
   EXPECT_FALSE(fs::exists(path + ".partial"));
 }
 
+TEST_F(HuggingFace, OnlySafetensorsFilesAreReplaced) {
+  const auto problem = [&](const std::string& name) {
+    try {
+      check_safetensors_target(dir + "/" + name);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto put = [&](const std::string& name, std::uint64_t length, const std::string& rest) {
+    std::ofstream file(dir + "/" + name, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&length), 8);
+    file << rest;
+  };
+  EXPECT_EQ(problem("absent"), "");
+  EXPECT_TRUE(fs::is_empty(dir)) << "nothing of the attempt stays";
+  {
+    SafetensorsWriter writer(dir + "/sound", {{"a", {1}}}, "F32");
+    writer.append(std::vector<float>{1});
+    writer.finish();
+  }
+  EXPECT_EQ(problem("sound"), "");
+  put("truncated", 40, "{\"a\"");
+  put("vast", std::uint64_t{1} << 40, "{}");
+  put("no_brace", 4, "[[]]");
+  std::ofstream(dir + "/notes") << "what somebody wrote by hand\n";
+  std::ofstream(dir + "/nothing") << "";
+  for (const char* name : {"truncated", "vast", "no_brace", "notes", "nothing"})
+    EXPECT_NE(problem(name).find(std::string(name) + " is no safetensors file"), std::string::npos)
+        << name << ": " << problem(name);
+  fs::create_directory(dir + "/folder");
+  ASSERT_EQ(mkfifo((dir + "/fifo").c_str(), 0600), 0);
+  ASSERT_EQ(mkfifo((dir + "/half.partial").c_str(), 0600), 0);
+  fs::create_symlink("/dev/null", dir + "/device");
+  for (const char* name : {"folder", "fifo", "half", "device"})
+    EXPECT_NE(problem(name).find("is no regular file"), std::string::npos)
+        << name << ": " << problem(name);
+  EXPECT_NE(problem("no/such/folder").find("cannot be written"), std::string::npos);
+  // What a killed run left is written anew, and stays until then.
+  std::ofstream(dir + "/sound.partial") << "left";
+  EXPECT_EQ(problem("sound"), "");
+  EXPECT_EQ(fs::file_size(dir + "/sound.partial"), 4u);
+}
+
 TEST_F(HuggingFace, Bf16RoundsToNearestEven) {
   EXPECT_EQ(from_bf16_bits(to_bf16_bits(1.0f + 1.0f / 256)), 1.0f);  // tie to even
   EXPECT_EQ(from_bf16_bits(to_bf16_bits(1.0f + 3.0f / 256)),

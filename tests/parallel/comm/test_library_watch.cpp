@@ -1,5 +1,7 @@
 // A watched call that stands still ends its process with a message and the status that it had.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -27,6 +29,25 @@ TEST_F(LibraryWatchDeathTest, EndsTheProcessWithItsStatus) {
         for (;;) ::pause();
       },
       ::testing::ExitedWithCode(75), "stood still");
+}
+
+// Stopped for longer than the limit, but less than it while it runs.
+TEST_F(LibraryWatchDeathTest, TimeOfASuspensionDoesNotCount) {
+  EXPECT_EXIT(
+      {
+        const LibraryWatch watch(2, "stood still\n", 75);
+        const pid_t scheduler = ::fork();
+        if (scheduler == 0) {
+          ::kill(::getppid(), SIGSTOP);
+          ::sleep(3);
+          ::kill(::getppid(), SIGCONT);
+          ::usleep(300000);  // in which the watch looks at its clock
+          ::_exit(0);
+        }
+        ::waitpid(scheduler, nullptr, 0);
+        ::_exit(3);
+      },
+      ::testing::ExitedWithCode(3), "^$");
 }
 
 // std::exit runs handlers until one of them stands still; the watch outlives static objects.

@@ -50,6 +50,29 @@ void work_until_failure(const std::string& mode) {
   }
 }
 
+/// All ranks are stopped for longer than they may wait, while three of them wait for the victim.
+void wait_through_a_suspension() {
+  const Communicator world = Communicator::world();
+  set_wait_limit(3);
+  std::vector<pid_t> all;
+  for (const std::string& pid : world.all_gather(std::to_string(getpid())))
+    all.push_back(std::stoi(pid));
+  if (world.rank() == kVictim) {
+    usleep(500000);  // until the others wait
+    const pid_t scheduler = fork();
+    ASSERT_GE(scheduler, 0);
+    if (scheduler == 0) {
+      for (const pid_t pid : all) ::kill(pid, SIGSTOP);
+      ::sleep(5);
+      for (const pid_t pid : all) ::kill(pid, SIGCONT);
+      usleep(500000);  // in which the others look at their clocks
+      _exit(0);
+    }
+    ASSERT_EQ(waitpid(scheduler, nullptr, 0), scheduler);
+  }
+  world.barrier();
+}
+
 TEST(FailureOnFourRanks, AsTold) {
   if (!how()) GTEST_SKIP() << "started by Failures";
   std::ofstream(fs::path(std::getenv("BALLAST_TEST_PIDS")) / std::to_string(getpid())) << "";
@@ -57,6 +80,7 @@ TEST(FailureOnFourRanks, AsTold) {
     ASSERT_NE(Communicator::world().rank(), kVictim) << "a check that one rank fails";
     return;
   }
+  if (how() == std::string("suspend")) return wait_through_a_suspension();
   // As main() does it.
   try {
     work_until_failure(how());
@@ -144,6 +168,14 @@ TEST_F(Failures, HungRankIsReportedWithLastEvents) {
   const Outcome outcome = run_four("hang", "");
   expect_end(outcome, "without progress");
   EXPECT_NE(outcome.output.find("last event: in ring_wait step="), std::string::npos)
+      << outcome.output;
+}
+
+TEST_F(Failures, AJobThatIsSuspendedAsAWholeGoesOn) {
+  const Outcome outcome = run_four("suspend", "");
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+  EXPECT_GT(outcome.seconds, 5) << "it was not suspended: " << outcome.output;
+  EXPECT_NE(outcome.output.find("OK ] FailureOnFourRanks.AsTold"), std::string::npos)
       << outcome.output;
 }
 

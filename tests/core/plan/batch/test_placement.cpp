@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "core/base/error.hpp"
@@ -80,6 +81,8 @@ void expect_sound(const std::vector<SampleLength>& samples, const PlacementOptio
       Seen& at = seen[s.sample];
       ASSERT_EQ(s.begin, at.end) << "sample " << s.sample;
       if (s.begin > 0) {
+        ASSERT_EQ(s.begin % std::lcm(o.align, o.chunk_align), 0)
+            << "a chunk of sample " << s.sample;
         ASSERT_EQ(mb.segments.size(), 1u);
         ASSERT_EQ(at.first, mb.first);
         ASSERT_EQ(mb.chunk, at.pieces);
@@ -118,6 +121,7 @@ TEST(Placement, RandomStepsAreSound) {
     PlacementOptions o = options(ranks, draw(1, 2) == 0 ? 0 : 6000);
     o.aligned = draw(2, 3) == 0;
     o.stages = 1 + draw(3, 4);
+    o.chunk_align = std::int64_t{1} << draw(40, 3) * 4;  // 1, 16 or 256
     o.align = draw(4, 2) == 0 ? 1 : 64;
     o.micro_batch_tokens = 1 + draw(5, 20000);
     o.chunk_k = 1 + draw(6, 3);
