@@ -14,7 +14,7 @@ namespace {
 void warn_of_other_keys(const Session& session, Restored& restored) {
   for (const std::string& line : check_deck(session, restored, true)) {
     const std::string key = line.substr(0, line.find(':'));
-    if (names_model(key))
+    if (names_model(key, session.config))
       restored.warnings.push_back(
           fmt::format("{}: written by another model than the deck's: {}", restored.path, line));
     if (key == "data.validation_share")

@@ -33,13 +33,7 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
           beyond, data.samples(), groups.back(), data.length(longest_sample(data)));
 }
 
-void refuse_missing_held_out(const Config& config, const Dataset& data, const Sampler& sampler) {
-  const AttentionOptions attention = attention_options(config);
-  require(!config.trace.measures_drift() || !attention.sparse() ||
-              drift_sample(data, sampler, attention),
-          "trace.recall_drift needs a held-out sample of more than {} tokens; set "
-          "data.validation_share above 0, or trace.recall_drift = false",
-          attention.whole_tokens());
+void refuse_missing_held_out(const Config& config, const Sampler& sampler) {
   if (!sampler.validation().empty()) return;
   const auto needs = [&](const char* key, std::int64_t value) {
     require(value == 0,
@@ -124,7 +118,8 @@ OpenedFiles open_files_of(const Config& config) {
       const Sampler sampler = sampler_of(config, *data);
       found.data += fmt::format("; {} samples for training, {} held out",
                                 sampler.training_samples(), sampler.validation().size());
-      refuse_missing_held_out(config, *data, sampler);
+      refuse_missing_held_out(config, sampler);
+      refuse_missing_drift_sample(config, *data, sampler);
       if (config.eval.every_steps > 0 && config.eval.generate.tokens > 0)
         refuse_prompts_beyond_groups(
             config, prompt_lengths(config, sample_prompts(config, *data, sampler)));

@@ -42,6 +42,6 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data);
 void refuse_without_loss(const Dataset& data);
 
 /// Evaluations would silently have nothing to measure, or to continue.
-void refuse_missing_held_out(const Config& config, const Dataset& data, const Sampler& sampler);
+void refuse_missing_held_out(const Config& config, const Sampler& sampler);
 
 }  // namespace ballast

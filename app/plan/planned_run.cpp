@@ -93,7 +93,7 @@ void PlannedRun::count_memory() {
     simulation_.between.push_back(
         {std::make_shared<const StepPlan>(plan_evaluation(samples, options)), when});
   };
-  if (config_.trace.measures_drift() && options_.attention.sparse()) {
+  if (measures_drift(config_, options_.attention)) {
     add(samples_->drifting(), {1, config_.trace.recall_every});
     if (!simulation_.between.empty())
       count_kept_indexes(*simulation_.between.front().plan, simulation_.memory);

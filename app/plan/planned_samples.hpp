@@ -19,10 +19,14 @@ std::unique_ptr<Dataset> open_planned_data(const Config& config);
 /// Their order, and which of them are held out.
 Sampler sampler_of(const Config& config, const Dataset& dataset);
 
-/// The held-out sample that trace.recall_drift is measured on: the first one of which a pattern
-/// leaves anything out, as far as its length tells.
+/// Whether drift is measured: trace.recall_drift, and a pattern that chooses by its own rule.
+bool measures_drift(const Config& config, const AttentionOptions& attention);
+/// The held-out sample that it is measured on: the first one of which the pattern may leave
+/// anything out, as far as its length tells.
 std::optional<std::int64_t> drift_sample(const Dataset& data, const Sampler& sampler,
                                          const AttentionOptions& attention);
+/// Throws Error where drift is to be measured and no sample is held out for it.
+void refuse_missing_drift_sample(const Config& config, const Dataset& data, const Sampler& sampler);
 
 class PlannedSamples {
  public:

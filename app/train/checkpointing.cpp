@@ -39,7 +39,8 @@ std::string model_differences(const std::string& path, const CheckpointState& st
   std::vector<std::string> lines;
   try {
     for (const DeckDifference& d : deck_differences(state.deck, deck, path))
-      if ((names_model(d.key) || d.key.starts_with("lora.")) && !d.before.empty() && !d.now.empty())
+      if ((names_model(d.key, {}) || d.key.starts_with("lora.")) && !d.before.empty() &&
+          !d.now.empty())
         lines.push_back(
             fmt::format("{} = {} in the checkpoint, {} in the deck", d.key, d.before, d.now));
   } catch (const Error&) {
@@ -55,10 +56,11 @@ std::vector<double> halves(std::uint64_t x) {
   return {static_cast<double>(x >> 32), static_cast<double>(x & 0xffffffffu)};
 }
 
-bool names_model(const std::string& key) {
+bool names_model(const std::string& key, const Config& config) {
   static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
                                               "model.head_chunk_tokens"};
-  return (key.starts_with("model.") && !kFree.contains(key)) || key == "lora.alpha";
+  return (key.starts_with("model.") && !kFree.contains(key)) ||
+         (key == "lora.alpha" && config.lora.rank > 0);
 }
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
@@ -161,7 +163,7 @@ std::vector<std::string> check_deck(const Session& session, const Restored& rest
          deck_differences(restored.state.deck, session.config.effective_deck(), restored.path)) {
       if (d.before.empty() || d.now.empty()) continue;  // a key of another version of the program
       lines.push_back(fmt::format("{}: {} before, {} now", d.key, d.before, d.now));
-      if (names_model(d.key)) refused.push_back(lines.back());
+      if (names_model(d.key, session.config)) refused.push_back(lines.back());
       require(d.key != "loss.kind" || !with_reference || any_model,
               "{}: trained with loss.kind = {}, so its model is not the one that dpo.reference was "
               "computed with: `ballast export` it, name that folder in model.weights and run "

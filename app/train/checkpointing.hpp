@@ -41,7 +41,7 @@ std::vector<std::string> check_deck(const Session& session, const Restored& rest
 
 /// Whether a key of a deck says what a model computes: not what a run begins with, nor how it walks
 /// through the head.
-bool names_model(const std::string& key);
+bool names_model(const std::string& key, const Config& config);
 
 /// Moves later checkpoints of the run folder, a branch that is left, to another folder: from here
 /// on the newest file is of the branch that this run continues.  After all checks, since a run that

@@ -30,6 +30,9 @@ std::vector<double> what_judges(const Session& session, std::vector<double> cont
   contents.insert(contents.end(),
                   {config.data.validation_share, static_cast<double>(config.eval.samples),
                    static_cast<double>(config.loss.kind)});
+  if (trains_pairs(config))
+    contents.insert(contents.end(), {config.dpo.beta, config.dpo.label_smoothing,
+                                     config.dpo.reference_free ? 1.0 : 0.0});
   return contents;
 }
 
@@ -104,14 +107,16 @@ void Checkpoints::after_step(const CheckpointState& state, bool due) {
 void Checkpoints::finish(const CheckpointState& state, bool wanted) {
   settle(writer_.finish());
   // Storage that is full or away may be back soon, and after the last attempt all is lost.
-  constexpr double kFirstPause = 1, kLongestPause = 8;
-  double pause_s = kFirstPause;
+  constexpr double kFirstPause = 1, kLongestPause = 8, kMostPauses = 30;
+  double pause_s = kFirstPause, left_s = kMostPauses;
   while (wanted && saved_step_ != state.step) {
     start(state);
     settle(writer_.finish());
     if (saved_step_ == state.step) break;
-    say_(fmt::format("the last checkpoint is tried again in {:.0f} s", pause_s));
+    pause_s = std::min(pause_s, left_s);
+    say_(fmt::format("no step follows: the last checkpoint is tried again in {:.0f} s", pause_s));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause_s));
+    left_s -= pause_s;
     pause_s = std::min(2 * pause_s, kLongestPause);
   }
 }

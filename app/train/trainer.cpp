@@ -40,6 +40,8 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
       sinks_([this](const std::string& text) { log_.comment(text); }) {
   const LastWords last_words = leaves_word();
   check_gradient_file(gradient_file_, world);
+  together(world,
+           [&] { refuse_missing_drift_sample(config, *session_.dataset, session_.sampler); });
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
@@ -417,8 +419,8 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
 
 std::vector<DriftRow> Trainer::measure_drift(std::int64_t step) {
   const TraceConfig& trace = session_.config.trace;
-  if (!trace.measures_drift() || step % trace.recall_every != 0 ||
-      !session_.options.attention.sparse())
+  if (!measures_drift(session_.config, session_.options.attention) ||
+      step % trace.recall_every != 0)
     return {};
   const std::optional<std::int64_t> sample =
       drift_sample(*session_.dataset, session_.sampler, session_.options.attention);

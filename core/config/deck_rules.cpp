@@ -310,6 +310,18 @@ void group_rules(const Config& config, Rules& rules) {
                             group.recompute_layers, layers));
 }
 
+/// What no group holds is split: what data.max_tokens would do with it first is another thing.
+void split_rules(const Config& config, Rules& rules) {
+  const Integers& groups = config.batching.groups;
+  if (config.batching.long_samples == LongSamples::split && !groups.empty() &&
+      config.data.max_tokens > groups.back() && config.data.long_samples != LongDocuments::split)
+    rules.add({"data.max_tokens", "batching.long", "batching.groups"},
+              fmt::format("data.max_tokens = {} is above the longest group's {} tokens, at which "
+                          "batching.long = \"split\" cuts",
+                          config.data.max_tokens, groups.back()),
+              "set data.max_tokens = 0, or no more than the longest group holds");
+}
+
 void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
   const BatchingConfig& batching = config.batching;
   const bool hbp = batching.method == Batching::hbp;
@@ -319,14 +331,7 @@ void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
               "batching.method has no packing groups to take it from");
   if (batching.method == Batching::balanced) ranks_divide(config, rules);
   if (!hbp) return;  // a deck may state groups for its other cases
-  const Integers& groups = batching.groups;
-  if (batching.long_samples == LongSamples::split && !groups.empty() &&
-      config.data.max_tokens > groups.back() && config.data.long_samples != LongDocuments::split)
-    rules.add({"data.max_tokens", "batching.long", "batching.groups"},
-              fmt::format("data.max_tokens = {} is above the longest group's {} tokens, at which "
-                          "batching.long = \"split\" cuts",
-                          config.data.max_tokens, groups.back()),
-              "set data.max_tokens = 0, or no more than the longest group holds");
+  if (batching.groups_from == GroupSource::deck) split_rules(config, rules);
   selection_rules(config, rules);
   if (batching.groups_from == GroupSource::profile) {  // the stated ones are for other cases
     if (config.profile.table.empty())
@@ -356,12 +361,12 @@ void causal_rules(const Config& config, const AttentionOptions& attention, Rules
                           "multiple of attention.stretch = {} tokens",
                           config.chunk.tokens, attention.stretch));
   if (config.batching.method == Batching::balanced &&
-      config.batching.micro_batch_tokens < attention.stretch)
+      config.batching.micro_batch_tokens * config.mesh.dp < attention.stretch)
     rules.add(
         {"batching.micro_batch_tokens", "attention.stretch"},
-        fmt::format("batching.micro_batch_tokens = {}: attention.selection = \"causal\" needs "
-                    "at least attention.stretch = {} tokens, at whose multiples longer "
-                    "samples are cut",
+        fmt::format("batching.micro_batch_tokens = {}: with attention.selection = \"causal\" "
+                    "mesh.dp ranks must hold at least attention.stretch = {} tokens, at whose "
+                    "multiples longer samples are cut",
                     config.batching.micro_batch_tokens, attention.stretch));
 }
 

@@ -314,8 +314,8 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
       // The run would count on from the step inside, and take this file for a later one's.
       warnings.push_back(
           fmt::format("checkpoint skipped: {}: its name says step {}, its attribute `step` says "
-                      "{}; rename it to {} to have it continued",
-                      path, step, state.step, checkpoint_name(state.step)));
+                      "{}; -r FILE continues from it all the same",
+                      path, step, state.step));
       continue;
     }
     warnings.push_back("checkpoint skipped: " + problem);

@@ -3,6 +3,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -20,7 +21,7 @@ constexpr std::size_t kMaximumBytes = 1 << 20;  // a deck is some kilobytes; mor
 constexpr std::size_t kMaximumProblems = 50;    // printed
 constexpr int kMaximumSyntaxProblems = 20;      // searched for, since each needs another parse
 constexpr std::size_t kMaximumQuote = 80;       // bytes of a foreign text in a message
-constexpr std::ptrdiff_t kMaximumDots = 4096;   // of a line before its '='
+constexpr std::size_t kMaximumDots = 64;        // of a key
 
 /// Foreign text for a message: one line, no control characters, not endless.
 std::string printable(std::string_view text) {
@@ -35,17 +36,38 @@ std::string printable(std::string_view text) {
   return text.size() > kMaximumQuote ? out + "..." : out;
 }
 
+/// Where the text that begins with a quote at `begin` ends: behind its quotes, or at the line's
+/// end.
+std::size_t end_of_text(std::string_view deck, std::size_t begin) {
+  const char quote = deck[begin];
+  const bool triple = deck.substr(begin, 3) == std::string(3, quote);
+  const std::string end = triple ? std::string(3, quote) : std::string(1, quote);
+  std::size_t at = begin + end.size();
+  while (at < deck.size() && deck.substr(at, end.size()) != end) {
+    if (!triple && deck[at] == '\n') return at;
+    at += quote == '"' && deck[at] == '\\' ? 2 : 1;
+  }
+  return std::min(deck.size(), at + end.size());
+}
+
 /// The parser goes one call deeper for each dot of a key, until its stack ends.
-void refuse_deep_keys(std::string_view text, const std::string& path) {
-  std::size_t line = 1;
-  for (std::size_t begin = 0; begin < text.size(); ++line) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    std::string_view key = text.substr(begin, end - begin);
-    key = key.substr(0, key.find('='));
-    const auto dots = std::count(key.begin(), key.end(), '.');
-    require(dots <= kMaximumDots, "{}:{}: a key of {} parts; a deck's have two, block.key", path,
-            line, dots + 1);
-    begin = end + 1;
+void refuse_deep_keys(std::string_view deck, const std::string& path) {
+  std::size_t dots = 0;
+  for (std::size_t i = 0; i < deck.size(); ++i) {
+    const char c = deck[i];
+    if (c == '#') {
+      i = std::min(deck.find('\n', i), deck.size()) - 1;
+    } else if (c == '"' || c == '\'') {
+      i = end_of_text(deck, i) - 1;
+    } else if (c == '.') {
+      require(++dots <= kMaximumDots,
+              "{}:{}: a key of more than {} parts; a deck's have two, "
+              "block.key",
+              path, std::count(deck.begin(), deck.begin() + i, '\n') + 1, dots);
+    } else if (std::isalnum(static_cast<unsigned char>(c)) == 0 &&
+               std::string_view("_- \t").find(c) == std::string_view::npos) {
+      dots = 0;
+    }
   }
 }
 

@@ -6,7 +6,7 @@
 namespace ballast {
 namespace {
 
-volatile std::sig_atomic_t g_terminate = 0, g_user = 0, g_interrupt = 0;
+volatile std::sig_atomic_t g_terminate = 0, g_user = 0, g_interrupt = 0, g_hang_up = 0;
 double g_interrupted_s = 0;
 
 double monotonic_s() {
@@ -28,7 +28,7 @@ extern "C" void note_signal(int signal) {
     g_interrupt = 1;
     return;
   }
-  (signal == SIGUSR1 ? g_user : g_terminate) = 1;
+  (signal == SIGUSR1 ? g_user : signal == SIGHUP ? g_hang_up : g_terminate) = 1;
 }
 
 }  // namespace
@@ -43,6 +43,8 @@ const char* name(StopReason reason) {
       return "SIGUSR1";
     case StopReason::interrupt:
       return "SIGINT";
+    case StopReason::hang_up:
+      return "SIGHUP";
     case StopReason::terminate:
       return "SIGTERM";
   }
@@ -67,6 +69,7 @@ void catch_stop_signals() {
 
 StopReason agreed_stop(const Communicator& comm, bool past_deadline) {
   const StopReason mine = g_terminate     ? StopReason::terminate
+                          : g_hang_up     ? StopReason::hang_up
                           : g_interrupt   ? StopReason::interrupt
                           : g_user        ? StopReason::user_signal
                           : past_deadline ? StopReason::wall_time

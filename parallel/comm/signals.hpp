@@ -4,8 +4,8 @@
 
 namespace ballast {
 
-enum class StopReason { none, wall_time, user_signal, interrupt, terminate };
-/// "wall-time limit", "SIGUSR1", "SIGINT", "SIGTERM"; "" for none.
+enum class StopReason { none, wall_time, user_signal, interrupt, hang_up, terminate };
+/// "wall-time limit", "SIGUSR1", "SIGINT", "SIGHUP", "SIGTERM"; "" for none.
 const char* name(StopReason reason);
 
 /// Seconds since this process started.

@@ -79,12 +79,24 @@ class CommandLine(RunCase):
     def test_a_key_of_many_parts_is_refused(self):
         """The parser of TOML would end in a stack overflow."""
         deck = self.out("deep.toml")
-        for text in ("[x" + ".y" * 50000 + "]\n", "\n" + "a." * 50000 + "a = 1\n"):
+        long = ".a" * 200000
+        for text in (
+            "[x" + ".y" * 50000 + "]\n",
+            "\n" + "a." * 50000 + "a = 1\n",
+            f"name = {{a{long} = 1}}\n",
+            f'"a=b"{long} = 1\n',
+        ):
             with open(deck, "w") as f:
                 f.write(text)
             done = self.run_ballast(1, "check", deck, status=1)
             self.assertIn("deep.toml:", done.stderr)
             self.assertIn("block.key", done.stderr)
+        with open(self.deck(dp=1)) as f:
+            sound = f.read()
+        some = long[:50000]
+        with open(deck, "w") as f:  # texts and comments may have any dots
+            f.write(f'# {some}\n{sound}\n[eval]\ngenerate_prompts = [\'{some}\', """{some}"""]\n')
+        self.run_ballast(1, "check", deck)
 
     def test_ranks_share_one_message_about_a_damaged_deck(self):
         path = self.deck(text=DECK + "[mesh2]\n")

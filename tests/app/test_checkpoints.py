@@ -234,6 +234,21 @@ class Checkpoints(RunCase):
         self.assertIn("goes on without its log", done.stderr)
         self.assertEqual(self.status(run)["state"], "finished")
 
+    def test_a_run_whose_terminal_goes_stops_with_a_checkpoint(self):
+        run = self.out("run")
+        line = [os.environ["BALLAST_PROGRAM"], "train", self.deck(dp=1, steps=5000), "-d", run]
+        with open(self.out("words"), "w+") as words:
+            child = subprocess.Popen(line, stdout=words, stderr=subprocess.STDOUT)
+            for _ in range(200):
+                if os.path.exists(os.path.join(run, "steps.jsonl")):
+                    break
+                time.sleep(0.1)
+            child.send_signal(signal.SIGHUP)
+            self.assertEqual(child.wait(timeout=120), 75)
+            words.seek(0)
+            self.assertIn("SIGHUP", words.read())
+        self.assertTrue(self.checkpoints(run))
+
     def test_a_run_outlives_the_reader_of_its_lines(self):
         run = self.out("run")
         line = (
@@ -267,6 +282,8 @@ class Checkpoints(RunCase):
         self.assertIn("another model than the deck's: model.rope_theta", done.stdout)
         self.assertIn("may have been trained on these: data.validation_share", done.stdout)
         self.run_ballast(2, *again, "--force-model")
+        # Without adapters their keys say nothing of the model.
+        self.run_ballast(2, *again, "run.steps=4", "lora.alpha=3")
 
     def test_another_model_is_refused_by_its_keys_and_moves_nothing(self):
         deck, run = self.deck(steps=6), self.out("run")

@@ -86,6 +86,9 @@ class Lora(RunCase):
         self.run_ballast(
             1, "train", self.lora(), "-d", run, "-r", "latest", "run.steps=5"
         )  # the base's fingerprint does not depend on the mesh
+        other = ["-r", "latest", "run.steps=6", "lora.alpha=3"]
+        refused = self.run_ballast(1, "train", self.lora(), "-d", run, *other, status=1)
+        self.assertIn("lora.alpha", refused.stdout + refused.stderr)
         with_dropout = reference[3]
         self.run_ballast(1, "train", self.lora(dropout=0), "-d", self.out("plain"))
         self.assertNotAlmostEqual(

@@ -490,7 +490,7 @@ class Sparse(RunCase):
             ("chunk.tokens=64", "multiple of attention.stretch"),
             (
                 "batching.method=balanced batching.micro_batch_tokens=512",
-                "at least attention.stretch",
+                "hold at least attention.stretch",
             ),
         ]:
             done = self.run_ballast(

@@ -195,8 +195,9 @@ class Placer {
       }
     require(!list.empty(),
             "a sample of {} tokens fits the memory of no group of up to {} ranks, not even in "
-            "chunks of {} tokens",
-            n, options_.splits.back().ranks, chunk_align);
+            "chunks of {} tokens{}",
+            n, options_.splits.back().ranks, chunk_align,
+            chunk_align > options_.align ? " (attention.stretch)" : "");
     std::stable_sort(list.begin(), list.end(),
                      [](const Choice& a, const Choice& b) { return a.area() < b.area(); });
     return list;
