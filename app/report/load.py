@@ -222,7 +222,7 @@ def _count_plans_from_1(plans):
 def read_rank(path):
     """One file.  Returns (RankTrace, notes); raises OSError, KeyError or ValueError when it cannot
     be read."""
-    if not path.is_file():  # opening a FIFO waits forever
+    if not Path(path).is_file():  # opening a FIFO waits forever
         raise OSError("no regular file")
     notes = []
     with h5py.File(path, "r") as file:

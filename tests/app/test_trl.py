@@ -150,7 +150,7 @@ class Trl(RunCase):
                 deck = self.deck("dpo.toml", text, steps=2, weights=base, **values)
                 gradients = run + ".safetensors"
                 self.run_ballast(
-                    ranks, "train", deck, "-d", run, "-r", checkpoint,
+                    ranks, "train", deck, "-d", run, "-r", checkpoint, "--force-model",
                     "run.dump_gradients=" + gradients,
                 )  # fmt: skip
                 self.compare(results, "dpo", run, 2, gradients)
