@@ -12,15 +12,14 @@ namespace ballast {
 namespace {
 
 void warn_of_other_keys(const Session& session, Restored& restored) {
-  for (const std::string& line : check_deck(session, restored, true)) {
-    const std::string key = line.substr(0, line.find(':'));
-    if (names_model(key, session.config))
+  for (const DeckDifference& d : check_deck(session, restored, true)) {
+    if (names_model(d.key, session.config))
       restored.warnings.push_back(
-          fmt::format("{}: written by another model than the deck's: {}", restored.path, line));
-    if (key == "data.validation_share")
+          fmt::format("{}: written by another model than the deck's: {}", restored.path, d.text()));
+    if (d.key == "data.validation_share")
       restored.warnings.push_back(fmt::format(
           "{}: other samples were held out, so that it may have been trained on these: {}",
-          restored.path, line));
+          restored.path, d.text()));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "app/plan/drift_sample.hpp"
 #include "app/plan/latency.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "app/plan/drift_sample.hpp"
 #include "app/plan/latency.hpp"
 #include "app/plan/opened_files.hpp"
 #include "core/predict/stage_work.hpp"

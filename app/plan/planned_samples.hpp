@@ -1,13 +1,11 @@
 // The deck's samples as plans see them: lengths alone, in the order that training takes them.
 #pragma once
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "core/config/config.hpp"
 #include "core/data/sampler.hpp"
 #include "core/data/sampler_window.hpp"
-#include "core/plan/attention/attention_options.hpp"
 #include "core/plan/batch/batch.hpp"
 #include "io/data/dataset.hpp"
 
@@ -18,15 +16,6 @@ std::unique_ptr<Dataset> open_planned_data(const Config& config);
 
 /// Their order, and which of them are held out.
 Sampler sampler_of(const Config& config, const Dataset& dataset);
-
-/// Whether drift is measured: trace.recall_drift, and a pattern that chooses by its own rule.
-bool measures_drift(const Config& config, const AttentionOptions& attention);
-/// The held-out sample that it is measured on: the first one of which the pattern may leave
-/// anything out, as far as its length tells.
-std::optional<std::int64_t> drift_sample(const Dataset& data, const Sampler& sampler,
-                                         const AttentionOptions& attention);
-/// Throws Error where drift is to be measured and no sample is held out for it.
-void refuse_missing_drift_sample(const Config& config, const Dataset& data, const Sampler& sampler);
 
 class PlannedSamples {
  public:

@@ -6,7 +6,6 @@
 
 #include "ballast_version.hpp"
 #include "io/checkpoint/checkpoint_folder.hpp"
-#include "io/deck/deck_difference.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
@@ -32,6 +31,12 @@ std::vector<double> numbers(const Curriculum& c) {
           static_cast<double>(c.global_tokens), static_cast<double>(c.global_samples)};
 }
 
+bool is_model_key(const std::string& key) {
+  static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
+                                              "model.head_chunk_tokens"};
+  return key.starts_with("model.") && !kFree.contains(key);
+}
+
 /// Behind the error of a checkpoint whose parameters are not this run's: "", where the models are
 /// alike or the checkpoint's deck cannot be read.
 std::string model_differences(const std::string& path, const CheckpointState& state,
@@ -39,7 +44,7 @@ std::string model_differences(const std::string& path, const CheckpointState& st
   std::vector<std::string> lines;
   try {
     for (const DeckDifference& d : deck_differences(state.deck, deck, path))
-      if ((names_model(d.key, {}) || d.key.starts_with("lora.")) && !d.before.empty() &&
+      if ((is_model_key(d.key) || d.key.starts_with("lora.")) && !d.before.empty() &&
           !d.now.empty())
         lines.push_back(
             fmt::format("{} = {} in the checkpoint, {} in the deck", d.key, d.before, d.now));
@@ -57,10 +62,7 @@ std::vector<double> halves(std::uint64_t x) {
 }
 
 bool names_model(const std::string& key, const Config& config) {
-  static const std::set<std::string> kFree = {"model.preset", "model.weights", "model.initial_std",
-                                              "model.head_chunk_tokens"};
-  return (key.starts_with("model.") && !kFree.contains(key)) ||
-         (key == "lora.alpha" && config.lora.rank > 0);
+  return is_model_key(key) || (key == "lora.alpha" && config.lora.rank > 0);
 }
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
@@ -154,16 +156,17 @@ std::vector<double> contents_of(const Session& session) {
   return halves(std::stoull(session.mesh.world.broadcast(print, 0)));
 }
 
-std::vector<std::string> check_deck(const Session& session, const Restored& restored,
-                                    bool any_model) {
-  std::vector<std::string> lines, refused;
+std::vector<DeckDifference> check_deck(const Session& session, const Restored& restored,
+                                       bool any_model) {
+  std::vector<DeckDifference> changes;
+  std::vector<std::string> refused;
   const bool with_reference = trains_pairs(session.config) && !session.config.dpo.reference_free;
   together(session.mesh.world, [&] {
     for (const DeckDifference& d :
          deck_differences(restored.state.deck, session.config.effective_deck(), restored.path)) {
       if (d.before.empty() || d.now.empty()) continue;  // a key of another version of the program
-      lines.push_back(fmt::format("{}: {} before, {} now", d.key, d.before, d.now));
-      if (names_model(d.key, session.config)) refused.push_back(lines.back());
+      changes.push_back(d);
+      if (names_model(d.key, session.config)) refused.push_back(d.text());
       require(d.key != "loss.kind" || !with_reference || any_model,
               "{}: trained with loss.kind = {}, so its model is not the one that dpo.reference was "
               "computed with: `ballast export` it, name that folder in model.weights and run "
@@ -175,7 +178,7 @@ std::vector<std::string> check_deck(const Session& session, const Restored& rest
             "lora, or continue all the same with --force-model",
             restored.path, fmt::join(refused, "; "));
   });
-  return lines;
+  return changes;
 }
 
 void check_sample_order(Session& session, Restored& restored) {

@@ -6,6 +6,7 @@
 
 #include "app/train/session.hpp"
 #include "io/checkpoint/checkpoint_writer.hpp"
+#include "io/deck/deck_difference.hpp"
 #include "parallel/optimizer/zero.hpp"
 
 namespace ballast {
@@ -34,10 +35,10 @@ void check_sample_order(Session& session, Restored& restored);
 /// stores. Collective.
 std::vector<double> contents_of(const Session& session);
 
-/// Compares the deck with that of the checkpoint and returns a line for each key with another
-/// value. Collective.  Errors: block model describes another model, unless `any_model`.
-std::vector<std::string> check_deck(const Session& session, const Restored& restored,
-                                    bool any_model);
+/// The keys that have another value in the deck than in that of the checkpoint. Collective. Errors:
+/// block model describes another model, unless `any_model`.
+std::vector<DeckDifference> check_deck(const Session& session, const Restored& restored,
+                                       bool any_model);
 
 /// Whether a key of a deck says what a model computes: not what a run begins with, nor how it walks
 /// through the head.

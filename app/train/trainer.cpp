@@ -8,6 +8,7 @@
 
 #include "app/observe/json_output.hpp"
 #include "app/observe/peak_rate.hpp"
+#include "app/plan/drift_sample.hpp"
 #include "app/plan/expected_balance.hpp"
 #include "app/train/model_files.hpp"
 #include "app/train/pair_reference.hpp"
@@ -182,7 +183,7 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
           ? "; pairs that sparse attention leaves out count too, so it can pass 1"
           : ""));
   for (const std::string& warning : restored.warnings) log_.comment("warning: " + warning);
-  for (const std::string& change : deck_changes_) log_.comment("deck: " + change);
+  for (const DeckDifference& change : deck_changes_) log_.comment("deck: " + change.text());
   if (!restored.path.empty())
     log_.comment(fmt::format("continues {} after step {}", restored.path, state_.step));
   else if (!options_.restart.empty())
@@ -422,10 +423,10 @@ std::vector<DriftRow> Trainer::measure_drift(std::int64_t step) {
   if (!measures_drift(session_.config, session_.options.attention) ||
       step % trace.recall_every != 0)
     return {};
-  const std::optional<std::int64_t> sample =
-      drift_sample(*session_.dataset, session_.sampler, session_.options.attention);
-  if (!sample) return {};
-  if (!drift_) drift_.emplace(session_, planner_, *sample);
+  if (!drift_)
+    drift_.emplace(
+        session_, planner_,
+        drift_sample(*session_.dataset, session_.sampler, session_.options.attention).value());
   std::vector<DriftRow> rows = drift_->measure();
   if (session_.mesh.cp.rank() != 0 || session_.mesh.at.dp != 0) return {};
   if (!rows.empty())

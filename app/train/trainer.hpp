@@ -90,8 +90,8 @@ class Trainer {
   CheckpointState state_;
   nlohmann::ordered_json summary_;  ///< --json: the run's last step and held-out loss
   bool balance_told_ = false;
-  std::string gradient_file_;              ///< run.dump_gradients until it is written
-  std::vector<std::string> deck_changes_;  ///< against the checkpoint that is continued
+  std::string gradient_file_;                 ///< run.dump_gradients until it is written
+  std::vector<DeckDifference> deck_changes_;  ///< against the checkpoint that is continued
   double peak_flops_, longest_step_s_ = 0, longest_evaluation_s_ = 0;
   std::string told_checkpoint_;  ///< by status.json
   double told_s_ = -std::numeric_limits<double>::infinity();

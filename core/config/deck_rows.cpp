@@ -362,9 +362,9 @@ void trace_rows(Schema& schema) {
   trace
       .key(
           "recall_drift", &TraceConfig::recall_drift,
-          "at every such step a forward pass of the first held-out sample that a pattern may leave "
-          "anything of out: what the index of "
-          "the measurement before holds of the present attention, against the present index")
+          "at every such step a forward pass of the first held-out sample that is longer than what "
+          "the pattern computes whole: what the index of the measurement before holds of the "
+          "present attention, against the present index")
       .when(index, IndexOrigin::pattern)
       .when_any({recall.is_not(0)});
   trace

@@ -31,6 +31,10 @@ std::map<std::string, std::string> values_of(const std::string& text, const std:
 
 }  // namespace
 
+std::string DeckDifference::text() const {
+  return fmt::format("{}: {} before, {} now", key, before, now);
+}
+
 std::vector<DeckDifference> deck_differences(const std::string& before, const std::string& now,
                                              const std::string& name) {
   const auto old = values_of(before, name), fresh = values_of(now, "the effective deck");

@@ -7,8 +7,9 @@
 namespace ballast {
 
 struct DeckDifference {
-  std::string key;          ///< block.key
-  std::string before, now;  ///< values as TOML; "" where a deck has no such key
+  std::string key;           ///< block.key
+  std::string before, now;   ///< values as TOML; "" where a deck has no such key
+  std::string text() const;  ///< "KEY: BEFORE before, NOW now"
 };
 
 /// Keys of which two decks have other values, or only one has any, in order of their names.

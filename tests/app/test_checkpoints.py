@@ -62,6 +62,7 @@ class Checkpoints(RunCase):
             process = self.start(2, "train", deck, "-d", run, "run.hang_timeout_s=3")
             try:
                 self.wait_for_checkpoint(process, run)
+                self.wait_for_step(process, run, 3)  # the run knows by now that it has one
                 ranks = sorted(self.ranks_of(run))
                 self.assertEqual(len(ranks), 2, "processes of the ranks in /proc")
                 os.kill(ranks[culprit], signal.SIGSTOP)
