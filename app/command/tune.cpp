@@ -13,8 +13,10 @@
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
+#include "app/plan/drift_sample.hpp"
 #include "app/plan/opened_files.hpp"
 #include "app/plan/planned_run.hpp"
+#include "core/config/run_options.hpp"
 #include "core/predict/memory_replay.hpp"
 #include "core/search/tune_reasons.hpp"
 #include "io/deck/deck_reader.hpp"
@@ -27,8 +29,8 @@ using nlohmann::ordered_json;
 constexpr double kGib = 1 << 30;
 constexpr int kRowsOfAKind = 6;
 
-/// Samples of the first steps and of evaluations, and the longest of all; a curriculum's short
-/// samples are passed over.
+/// Samples of the first steps and of what passes forward between them, and the longest of all; a
+/// curriculum's short samples are passed over.
 void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
   PlannedSamples samples(config);
   SamplerPosition position;
@@ -36,7 +38,12 @@ void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
   const Dataset& data = samples.dataset();
   const std::int64_t longest = longest_sample(data), tokens = data.length(longest);
   input.longest = {longest, tokens, tokens};
-  if (config.eval.every_steps > 0) input.evaluated = samples.evaluated();
+  const auto add = [&](const std::vector<SampleLength>& list) {
+    if (!list.empty()) input.evaluated.push_back(list);
+  };
+  if (config.eval.every_steps > 0) add(samples.evaluated());
+  if (config.eval.every_steps > 0 && config.eval.generate.tokens > 0) add(samples.written());
+  if (measures_drift(config, attention_options(config))) input.drifting = samples.drifting();
 }
 
 /// The command, as one would type it once more.

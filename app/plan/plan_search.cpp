@@ -101,9 +101,11 @@ std::optional<PlanPart> plan_search(const Config& config) {
   require(best.has_value(),
           "{}: no pair of chunk.search_tokens and chunk.search_k fits chunk.search_memory_gib = "
           "{}; raise it, lower the chunk sizes, or "
-          "set recompute.mode, chunk.offload, optimizer.zero, optimizer.moments or "
-          "optimizer.gradients",
-          config.from.file, config.chunk.search_memory_gib);
+          "set recompute.mode, chunk.offload{} or optimizer.zero",
+          config.from.file, config.chunk.search_memory_gib,
+          config.optimizer.kind == OptimizerKind::muon
+              ? ""
+              : ", optimizer.moments, optimizer.gradients");
   add_best(config, *best, part);
   for (const std::string& note : notes) part.note += "\nnote: " + note;
   return part;

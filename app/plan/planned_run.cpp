@@ -7,7 +7,7 @@
 #include "app/plan/drift_sample.hpp"
 #include "app/plan/latency.hpp"
 #include "app/plan/opened_files.hpp"
-#include "core/predict/stage_work.hpp"
+#include "core/predict/step_memory.hpp"
 #include "core/predict/table_costs.hpp"
 
 namespace ballast {
@@ -30,28 +30,6 @@ bool has_costs(const Config& config) {
   return !config.profile.table.empty() ||
          config.is_set(&Config::costs, &CostsConfig::forward_token_s);
 }
-
-namespace {
-
-/// A GPU keeps the patterns of the sample whose drift is measured from one measurement to the next.
-void count_kept_indexes(const StepPlan& drift, std::vector<StageMemory>& stages) {
-  for (std::size_t d = 0; d < drift.lanes.size(); ++d) {
-    const std::vector<StageWork> work =
-        lane_work(drift, static_cast<int>(d), stages.front().index_rules());
-    for (std::size_t s = 0; s < stages.size(); ++s) {
-      StageMemory& stage = stages[s];
-      std::int64_t bytes = 0;
-      for (const RankMicroBatch& m : work.at(s).list) {
-        bytes += m.gpu_index.micro_batch;
-        for (std::int64_t layer = 0; layer < stage.layers; ++layer)
-          bytes += m.gpu_index.layer(stage.first_layer + layer);
-      }
-      stage.kept_index_bytes = std::max(stage.kept_index_bytes, bytes);
-    }
-  }
-}
-
-}  // namespace
 
 PlannedRun::PlannedRun(const Config& config, std::shared_ptr<const Costs> costs)
     : config_(config),

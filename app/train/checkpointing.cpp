@@ -215,29 +215,21 @@ void check_sample_order(Session& session, Restored& restored) {
 void leave_overtaken(const Session& session, const std::string& run_folder, Restored& restored) {
   const Communicator& world = session.mesh.world;
   const std::string folder = run_folder + "/checkpoints";
-  std::string moved, unlinked;
+  TakenUp taken;
   together(world, [&] {
-    if (world.rank() != 0) return;
-    namespace fs = std::filesystem;
-    std::error_code ignored;
-    const auto lies_here = [&](const fs::path& file) {
-      return fs::equivalent(file.parent_path(), folder, ignored);
-    };
-    const fs::path file = fs::canonical(restored.path, ignored);
-    const bool own = lies_here(fs::absolute(restored.path, ignored)) || lies_here(file);
-    moved = move_overtaken(folder, own ? restored.state.step : -1);
     // So that -r latest, as a job that is queued again gives, finds what this run began with.
-    if (!own) unlinked = link_foreign(folder, file, restored.state.step);
+    if (world.rank() == 0) taken = take_up(folder, restored.path, restored.state.step);
   });
-  unlinked = world.broadcast(unlinked, 0);
+  const std::string unlinked = world.broadcast(taken.unlinked, 0);
   if (!unlinked.empty())
-    restored.warnings.push_back(fmt::format(
-        "{}: until this run has written a checkpoint, -r latest would begin anew; give -r {} again",
-        unlinked, restored.path));
-  moved = world.broadcast(moved, 0);
-  if (!moved.empty())
     restored.warnings.push_back(
-        fmt::format("the checkpoints of the branch that is left are now in {}", moved));
+        fmt::format("{}: until this run has written a checkpoint, -r latest "
+                    "would not find this one; give -r {} again",
+                    unlinked, restored.path));
+  const std::string left = world.broadcast(taken.left, 0);
+  if (!left.empty())
+    restored.warnings.push_back(
+        fmt::format("the checkpoints of the branch that is left are now in {}", left));
 }
 
 void prepare_saves(Session& session, ShardedOptimizer& optimizer, CheckpointWriter& writer) {

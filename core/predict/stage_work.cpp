@@ -80,12 +80,14 @@ SimulatedSchedule timed(const Schedule& schedule, const std::vector<RankMicroBat
   return simulate(schedule, {duration});
 }
 
-/// Place of the first computation behind `at` that ends after `left_s`: only between computations
-/// does a stage look whether a tensor has left.
-std::size_t computation_after(const std::vector<TimedOp>& ops, std::size_t at, double left_s) {
-  const auto found =
-      std::find_if(ops.begin() + static_cast<std::ptrdiff_t>(at) + 1, ops.end(),
-                   [&](const TimedOp& t) { return computes(t.op.kind) && t.end_s > left_s; });
+/// Place of the first computation behind `at` that ends after `left_s`, or, where transfers are not
+/// `queued`, of the first receive or computation.
+std::size_t look_after(const std::vector<TimedOp>& ops, std::size_t at, double left_s,
+                       bool queued) {
+  const auto found = std::find_if(
+      ops.begin() + static_cast<std::ptrdiff_t>(at) + 1, ops.end(), [&](const TimedOp& t) {
+        return t.end_s > left_s && (computes(t.op.kind) || (!queued && t.op.kind == OpKind::recv));
+      });
   return static_cast<std::size_t>(found - ops.begin());
 }
 
@@ -114,7 +116,8 @@ std::int64_t turn_tokens(const RankMicroBatch& m, int turn, std::int64_t window_
 }
 
 std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
-                                                 const std::vector<RankMicroBatch>& list) {
+                                                 const std::vector<RankMicroBatch>& list,
+                                                 bool queued) {
   const SimulatedSchedule run = timed(schedule, list);
   std::map<std::tuple<int, int, Payload>, double> received_s;  // [sender, micro-batch, payload]
   for (const std::vector<TimedOp>& ops : run.stages)
@@ -127,10 +130,10 @@ std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
     for (std::size_t i = 0; i < ops.size(); ++i) {
       const auto& [op, begin_s, end_s] = ops[i];
       if (op.kind == OpKind::offload)
-        stage[i] = computation_after(ops, i, end_s);
+        stage[i] = look_after(ops, i, end_s, true);  // its copy, between computations alone
       else if (op.kind == OpKind::send)
-        stage[i] = computation_after(
-            ops, i, received_s.at({static_cast<int>(s), op.micro_batch, op.payload}));
+        stage[i] = look_after(
+            ops, i, received_s.at({static_cast<int>(s), op.micro_batch, op.payload}), queued);
     }
   }
   return places;
@@ -141,7 +144,7 @@ std::vector<StageWork> lane_work(const StepPlan& plan, int dp, const IndexRules&
   const std::vector<RankMicroBatch> list = rank_micro_batches(plan, dp, index, ring_rank);
   std::vector<StageWork> work;
   const Schedule& schedule = plan.schedule(dp);
-  std::vector<std::vector<std::size_t>> places = given_back(schedule, list);
+  std::vector<std::vector<std::size_t>> places = given_back(schedule, list, index.gpu != nullptr);
   for (std::size_t s = 0; s < schedule.stages.size(); ++s)
     work.push_back({schedule.stages[s], list, std::move(places[s]), plan.meets_in_backward()});
   return work;

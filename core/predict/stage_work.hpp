@@ -55,9 +55,12 @@ struct StageWork {
 
 /// [stage] StageWork::given_back of a schedule over a list.  A stage that is ahead of its peer
 /// keeps what it sends until the peer comes to the receive.  When that is in a run depends on its
-/// timing; here a token takes all stages equally long, as it does where they are balanced.
+/// timing; here a token takes all stages equally long, as it does where they are balanced.  On a
+/// GPU (`queued`) transfers are queued, and only between computations does a stage look whether a
+/// tensor has left; a host waits in each receive, and looks then too.
 std::vector<std::vector<std::size_t>> given_back(const Schedule& schedule,
-                                                 const std::vector<RankMicroBatch>& list);
+                                                 const std::vector<RankMicroBatch>& list,
+                                                 bool queued);
 
 /// How patterns are chosen, on the host or on a GPU; null: nothing is counted.
 struct IndexRules {

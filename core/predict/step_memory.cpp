@@ -161,4 +161,21 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
   return peaks;
 }
 
+void count_kept_indexes(const StepPlan& drift, std::vector<StageMemory>& stages) {
+  for (std::size_t d = 0; d < drift.lanes.size(); ++d) {
+    const std::vector<StageWork> work =
+        lane_work(drift, static_cast<int>(d), stages.front().index_rules());
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      StageMemory& stage = stages[s];
+      std::int64_t bytes = 0;
+      for (const RankMicroBatch& m : work.at(s).list) {
+        bytes += m.gpu_index.micro_batch;
+        for (std::int64_t layer = 0; layer < stage.layers; ++layer)
+          bytes += m.gpu_index.layer(stage.first_layer + layer);
+      }
+      stage.kept_index_bytes = std::max(stage.kept_index_bytes, bytes);
+    }
+  }
+}
+
 }  // namespace ballast

@@ -25,4 +25,8 @@ MemoryEstimate replay_ranks(const StageMemory& stage, std::vector<StageWork> ste
 std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
                                        const SimulationOptions& options);
 
+/// A GPU keeps the patterns of the sample whose drift is measured, computed by the plan `drift`,
+/// from one measurement to the next: counts them in every stage.
+void count_kept_indexes(const StepPlan& drift, std::vector<StageMemory>& stages);
+
 }  // namespace ballast

@@ -180,13 +180,18 @@ std::int64_t TuneTrials::bytes_in_turn(const Trial& trial) {
     plans.push_back(plan_step(step, input_.steps[static_cast<std::size_t>(step)], deck.step));
     lanes.merge(heavy_lanes(plans.back()));
   }
-  std::optional<StepPlan> evaluation;
-  if (!input_.evaluated.empty()) {
-    evaluation = plan_evaluation(input_.evaluated, deck.step);
-    lanes.merge(heavy_lanes(*evaluation));
-    plans.push_back(plans.front());  // so that a step follows the last evaluation
+  std::vector<StageMemory> stages = deck.memory;
+  std::vector<StepPlan> passes;
+  const auto pass = [&](const std::vector<SampleLength>& samples) {
+    passes.push_back(plan_evaluation(samples, deck.step));
+    lanes.merge(heavy_lanes(passes.back()));
+  };
+  if (!input_.drifting.empty()) {
+    pass(input_.drifting);
+    count_kept_indexes(passes.back(), stages);
   }
-  const std::vector<StageMemory>& stages = deck.memory;
+  for (const std::vector<SampleLength>& samples : input_.evaluated) pass(samples);
+  if (!passes.empty()) plans.push_back(plans.front());  // so that a step follows the last of them
   std::int64_t bytes = 0;
   for (const int d : lanes) {
     std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
@@ -195,10 +200,10 @@ std::int64_t TuneTrials::bytes_in_turn(const Trial& trial) {
       for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
     }
     std::vector<std::vector<ForwardPasses>> between(stages.size());
-    if (evaluation) {
-      std::vector<StageWork> evaluated = lane_work(*evaluation, d, stages.front().index_rules());
+    for (const StepPlan& plan : passes) {
+      std::vector<StageWork> work_of = lane_work(plan, d, stages.front().index_rules());
       for (std::size_t s = 0; s < stages.size(); ++s)
-        between[s].push_back({std::move(evaluated.at(s)), {}});
+        between[s].push_back({std::move(work_of.at(s)), {}});
     }
     for (const std::size_t s : heavy_stages(stages))
       bytes = std::max(bytes, replay_ranks(stages[s], std::move(work[s]), between[s]).total());
@@ -207,8 +212,8 @@ std::int64_t TuneTrials::bytes_in_turn(const Trial& trial) {
 }
 
 Trial TuneTrials::in_turn(Trial trial) {
-  if (trial.state != TrialState::fits || (trial.steps < 2 && input_.evaluated.empty()))
-    return trial;
+  const bool steps_alone = input_.drifting.empty() && input_.evaluated.empty();
+  if (trial.state != TrialState::fits || (trial.steps < 2 && steps_alone)) return trial;
   const double limit = input_.limits.memory_bytes;
   try {
     trial.bytes = std::max(trial.bytes, bytes_in_turn(trial));

@@ -27,8 +27,10 @@ struct TuneInput {
   TuneLimits limits;
   std::vector<std::vector<SampleLength>> steps;  ///< samples of the first steps, at least one
   SampleLength longest;                          ///< sample of the whole data set
-  std::vector<SampleLength> evaluated;           ///< of an evaluation; empty: there is none
-  std::shared_ptr<const HeadTable> heads;        ///< of attention.pattern = "by_head"; may be null
+  std::vector<SampleLength> drifting;            ///< whose drift is measured; empty: none is
+  /// What passes forward alone between steps beside it: samples of an evaluation, texts.
+  std::vector<std::vector<SampleLength>> evaluated;
+  std::shared_ptr<const HeadTable> heads;  ///< of attention.pattern = "by_head"; may be null
   /// Costs of a deck; called by one thread at a time.
   std::function<std::shared_ptr<const Costs>(const Config&)> costs;
 };
@@ -60,8 +62,9 @@ class TuneTrials {
   Trial run(const Candidate& candidate);
   /// The same with further steps, `steps` in all.
   Trial more(Trial trial, std::int64_t steps);
-  /// The trial with the bytes of all steps that it ran, one after another, evaluations between
-  /// them: pools stay as what ran before left them, which may be more than any step alone needs.
+  /// The trial with the bytes of all steps that it ran, one after another, evaluations and drift
+  /// between them: pools stay as what ran before left them, which may be more than any step alone
+  /// needs.
   Trial in_turn(Trial trial);
   /// One step of it with the lightest of recompute and ZeRO that fit the limit: over_memory where
   /// none does, with the bytes of the smallest.  Full recompute of a part of a stage's layers is

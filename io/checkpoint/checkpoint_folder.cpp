@@ -110,14 +110,6 @@ std::string link_best(const std::string& dir, std::int64_t step) {
   return link_to(checkpoint_name(step), dir + "/" + kBestCheckpoint);
 }
 
-std::string link_foreign(const std::string& dir, const std::string& file, std::int64_t step) {
-  std::error_code error;
-  fs::create_directories(dir, error);
-  const fs::path target = fs::canonical(file, error);
-  if (error) return fmt::format("{} cannot be found: {}", file, error.message());
-  return link_to(target, dir + "/" + checkpoint_name(step));
-}
-
 std::string best_path(const std::string& dir) {
   std::error_code error;
   const fs::path target = fs::read_symlink(dir + "/" + kBestCheckpoint, error);
@@ -139,6 +131,9 @@ std::string set_aside(const std::string& path) {
   return name;
 }
 
+namespace {
+
+/// Moves every checkpoint of a step after `step`; returns the folder, "" when none was moved.
 std::string move_overtaken(const std::string& dir, std::int64_t step) {
   std::string folder;
   for (std::int64_t later : checkpoint_steps(dir)) {
@@ -152,6 +147,34 @@ std::string move_overtaken(const std::string& dir, std::int64_t step) {
   if (!fs::exists(dir + "/" + kBestCheckpoint, ignored)) remove_best(dir);  // its file was moved
   if (!folder.empty()) sync_directory(dir);
   return folder;
+}
+
+/// Name in `dir` of the file that `path` is or links to; "" where it lies elsewhere.
+std::string name_in(const std::string& dir, const fs::path& path) {
+  std::error_code ignored;
+  for (const fs::path& file : {fs::canonical(path, ignored), fs::absolute(path, ignored)})
+    if (fs::equivalent(file.parent_path(), dir, ignored)) return file.filename().string();
+  return "";
+}
+
+}  // namespace
+
+TakenUp take_up(const std::string& dir, const std::string& file, std::int64_t step) {
+  std::error_code error;
+  const std::string own = name_in(dir, file), name = checkpoint_name(step);
+  const fs::path link = dir + "/" + name, target = fs::canonical(file, error);
+  if (own == name) return {move_overtaken(dir, step), ""};
+  TakenUp taken;
+  taken.left = move_overtaken(dir, own.empty() ? -1 : step - 1);
+  if (step_of(own)) {  // pruning goes by names
+    fs::rename((fs::exists(dir + "/" + own) ? dir : taken.left) + "/" + own, link, error);
+    if (error)
+      taken.unlinked = fmt::format("{} cannot be made: {}", link.string(), error.message());
+    return taken;
+  }
+  fs::create_directories(dir, error);
+  taken.unlinked = link_to(target, link);
+  return taken;
 }
 
 }  // namespace ballast

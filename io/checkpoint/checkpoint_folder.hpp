@@ -27,19 +27,21 @@ inline constexpr const char* kBestCheckpoint = "best.h5";
 /// Makes it point to the checkpoint of `step`, and returns "" or why that failed: then there is
 /// none.
 std::string link_best(const std::string& dir, std::int64_t step);
-/// Makes a checkpoint of another folder the newest of this one, by a link: what continues there
-/// goes on from it again until it has one of its own.  Returns "" or why that failed.
-std::string link_foreign(const std::string& dir, const std::string& file, std::int64_t step);
 /// Path of the file that it points to.  Errors: there is no link.
 std::string best_path(const std::string& dir);
 /// Removes the link, where there is one.
 void remove_best(const std::string& dir);
 /// Renames a file to NAME.damaged (or NAME.damaged.2 ...) and returns the new name.
 std::string set_aside(const std::string& path);
-/// Moves every checkpoint of a step after `step` to a new folder DIR/overtaken_N, and returns that
-/// folder ("" when there was nothing to move): a run that goes back leaves the branch that it
-/// abandons there, so that the newest file is always that of the branch continued last.  The best
-/// one's link goes where its file does.
-std::string move_overtaken(const std::string& dir, std::int64_t step);
+struct TakenUp {
+  std::string left;      ///< folder of the branch that is left; "": none was
+  std::string unlinked;  ///< why `file` is not the newest of the folder; "": it is
+};
+/// Makes `file`, a checkpoint of `step`, the newest of `dir`, so that what continues there goes on
+/// from it again until it has one of its own.  Checkpoints of other steps after it, or all where
+/// the file is of another folder, move to a new folder DIR/overtaken_N, the branch that is left,
+/// and the best one's link goes where its file does.  A file of `dir` that has the name of another
+/// step gets its own; one of any other name or folder is linked to.
+TakenUp take_up(const std::string& dir, const std::string& file, std::int64_t step);
 
 }  // namespace ballast

@@ -4,11 +4,8 @@
 // is chunked or compressed is refused with the command that rewrites it.  Of what ballast-data
 // adds, /rows says which documents were cut from one row, attributes mark the tokenizer and pairs
 // of a chosen and a rejected answer, and the groups messages and lengths are for readers.
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -35,7 +32,7 @@ hdf5::Handle opened(const std::string& path) {
   // Samples are read in random order: what lies around one (64 KiB by default) is not read too.
   const hdf5::Handle access = hdf5::property_list(H5P_FILE_ACCESS);
   hdf5::check(H5Pset_sieve_buf_size(access, 0), "access to " + path);
-  // Named, because OpenedFile asks this driver for its descriptor.
+  // Named, because descriptor_of asks this driver for its descriptor.
   hdf5::check(H5Pset_fapl_sec2(access), "access to " + path);
   return hdf5::open_file(path, false, access);
 }
@@ -59,40 +56,13 @@ void check_tokenizer(const std::string& path, const hdf5::Handle& file, const st
           path, hdf5::read_text_attribute(file, "tokenizer"), folder);
 }
 
-/// A file as it was when HDF5 opened it.  HDF5 gives zeros beyond the end of one that has become
-/// shorter, and whatever lies there now in one that was written again in place.
-class OpenedFile {
- public:
-  OpenedFile(const std::string& path, const hdf5::Handle& file) : path_(path) {
-    void* handle = nullptr;
-    hdf5::check(H5Fget_vfd_handle(file, H5P_DEFAULT, &handle), "descriptor of " + path);
-    descriptor_ = *static_cast<const int*>(handle);
-    then_ = now();
-  }
-
-  /// Errors: the file has another size or another time of its last write.
-  void check_unchanged() const {
-    const struct stat found = now();
-    const bool resized = found.st_size != then_.st_size;
-    require(!resized && found.st_mtim.tv_sec == then_.st_mtim.tv_sec &&
-                found.st_mtim.tv_nsec == then_.st_mtim.tv_nsec,
-            "{} had {} bytes when it was opened and {}; restore the file and continue from the "
-            "last checkpoint (-r latest), or train on a copy that nobody writes to",
-            path_, then_.st_size,
-            resized ? fmt::format("has {} now", found.st_size) : "was written to since");
-  }
-
- private:
-  struct stat now() const {
-    struct stat status {};
-    require(::fstat(descriptor_, &status) == 0, "{} cannot be looked at: {}", path_,
-            std::strerror(errno));
-    return status;
-  }
-  std::string path_;
-  int descriptor_ = -1;  ///< HDF5's own, so of the file that it reads
-  struct stat then_ {};
-};
+/// HDF5's own descriptor, so of the file that it reads.  It gives zeros beyond the end of one that
+/// has become shorter, and whatever lies there now in one that was written again in place.
+int descriptor_of(const std::string& path, const hdf5::Handle& file) {
+  void* handle = nullptr;
+  hdf5::check(H5Fget_vfd_handle(file, H5P_DEFAULT, &handle), "descriptor of " + path);
+  return *static_cast<const int*>(handle);
+}
 
 class Hdf5Source final : public DocumentSource {
  public:
@@ -100,7 +70,7 @@ class Hdf5Source final : public DocumentSource {
       : path_(options.path),
         vocabulary_(options.vocabulary > 0 ? options.vocabulary : std::int64_t{1} << 31),
         file_(opened(path_)),
-        opened_(path_, file_) {
+        opened_(path_, descriptor_of(path_, file_)) {
     for (const char* name : {"tokens", "offsets"}) {
       require(
           hdf5::exists(file_, name),

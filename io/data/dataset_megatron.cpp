@@ -87,12 +87,19 @@ class IndexedFile {
                ? tokens()
                : load<std::int64_t>(index_.at(pointers_at_ + 8 * sequence, 8)) / type_->bytes;
   }
+  /// Errors: the index has changed.
   std::int64_t length(std::int64_t document) const {
+    index_.bytes(0, 0);
     return first_token(document + 1) - first_token(document);
   }
   void read(std::int64_t document, std::int64_t begin, std::int64_t end, std::int32_t* out) const {
-    const std::int64_t first = first_token(document) + begin;
-    type_->read(data_.bytes(first * type_->bytes, (end - begin) * type_->bytes), end - begin, out);
+    type_->read(bytes(document, begin, end), end - begin, out);
+  }
+  /// As stored.  Errors: one of the files has changed.
+  const std::byte* bytes(std::int64_t document, std::int64_t begin, std::int64_t end) const {
+    index_.bytes(0, 0);
+    return data_.bytes((first_token(document) + begin) * type_->bytes,
+                       (end - begin) * type_->bytes);
   }
   std::string place(std::int64_t document) const {
     return fmt::format("{}, document {}", data_.path(), document);
@@ -218,8 +225,7 @@ class MegatronSource final : public DocumentSource {
   bool masked() const override { return mask_ != nullptr; }
   void mask(std::int64_t document, std::int64_t begin, std::int64_t end,
             std::uint8_t* out) const override {
-    std::memcpy(out, mask_->data().bytes(mask_->first_token(document) + begin, end - begin),
-                static_cast<std::size_t>(end - begin));
+    std::memcpy(out, mask_->bytes(document, begin, end), static_cast<std::size_t>(end - begin));
   }
   std::int64_t vocabulary() const override { return vocabulary_; }
   std::string place(std::int64_t document) const override { return file_.place(document); }

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -19,13 +18,34 @@ void DocumentSource::mask(std::int64_t, std::int64_t begin, std::int64_t end,
   std::fill(out, out + (end - begin), std::uint8_t{1});
 }
 
+OpenedFile::OpenedFile(std::string path, int descriptor)
+    : path_(std::move(path)), descriptor_(descriptor), then_(now()) {}
+
+struct stat OpenedFile::now() const {
+  struct stat status {};
+  require(::fstat(descriptor_, &status) == 0, "{} cannot be looked at: {}", path_,
+          std::strerror(errno));
+  return status;
+}
+
+void OpenedFile::check_unchanged() const {
+  const struct stat found = now();
+  const bool resized = found.st_size != then_.st_size;
+  require(!resized && found.st_mtim.tv_sec == then_.st_mtim.tv_sec &&
+              found.st_mtim.tv_nsec == then_.st_mtim.tv_nsec,
+          "{} had {} bytes when it was opened and {}; restore the file and continue from the last "
+          "checkpoint (-r latest), or train on a copy that nobody writes to",
+          path_, then_.st_size,
+          resized ? fmt::format("has {} now", found.st_size) : "was written to since");
+}
+
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   // O_NONBLOCK: opening a pipe that nobody writes must not hang; it is refused just below.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   require(descriptor_ >= 0, "{} cannot be opened: {}", path, std::strerror(errno));
-  struct stat status {};
-  const bool regular = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
-  size_ = status.st_size;
+  opened_.emplace(path, descriptor_);
+  const bool regular = opened_->regular();
+  size_ = opened_->size();
   if (regular && size_ > 0)
     map_ = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ, MAP_SHARED, descriptor_, 0);
   if (!regular || map_ == MAP_FAILED) {
@@ -48,9 +68,7 @@ const std::byte* MappedFile::at(std::int64_t offset, std::int64_t count) const {
 }
 
 const std::byte* MappedFile::bytes(std::int64_t offset, std::int64_t count) const {
-  struct stat status {};
-  require(::fstat(descriptor_, &status) == 0 && status.st_size >= size_,
-          "{} had {} bytes when it was opened and is shorter now", path_, size_);
+  opened_->check_unchanged();
   return at(offset, count);
 }
 

@@ -2,9 +2,12 @@
 // dataset_SOURCE.cpp.  dataset.cpp cuts documents into samples and makes targets, so a source only
 // says how long its documents are and reads tokens.
 #pragma once
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "io/data/dataset.hpp"
@@ -41,9 +44,26 @@ std::unique_ptr<DocumentSource> open_distribution(const DataOptions& options);
 /// are held out.
 std::unique_ptr<Dataset> open_needle(const DataOptions& options);
 
-/// A file mapped for reading.  bytes() checks the size that the file has now, because a file that
-/// shrinks under a map would end the program with SIGBUS; at() leaves that out, for many small
-/// reads after one bytes().
+/// A file of data as it was when it was opened.
+class OpenedFile {
+ public:
+  /// `descriptor` stays open as long as this.
+  OpenedFile(std::string path, int descriptor);
+  /// Errors: the file has another size or another time of its last write.
+  void check_unchanged() const;
+  std::int64_t size() const { return then_.st_size; }  ///< bytes
+  bool regular() const { return S_ISREG(then_.st_mode); }
+
+ private:
+  struct stat now() const;
+  std::string path_;
+  int descriptor_ = -1;
+  struct stat then_ {};
+};
+
+/// A file mapped for reading.  bytes() checks that the file is as it was, because one that shrinks
+/// under a map would end the program with SIGBUS; at() leaves that out, for many small reads after
+/// one bytes().
 class MappedFile {
  public:
   /// Errors: cannot be opened, is no regular file.
@@ -53,7 +73,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
   std::int64_t size() const { return size_; }  ///< bytes
   const std::string& path() const { return path_; }
-  /// `count` bytes from `offset`.  Errors: beyond the end, or the file has become shorter.
+  /// `count` bytes from `offset`.  Errors: beyond the end, or the file has changed.
   const std::byte* bytes(std::int64_t offset, std::int64_t count) const;
   const std::byte* at(std::int64_t offset, std::int64_t count) const;
 
@@ -61,6 +81,7 @@ class MappedFile {
   std::string path_;
   int descriptor_ = -1;
   std::int64_t size_ = 0;
+  std::optional<OpenedFile> opened_;
   void* map_ = nullptr;
 };
 

@@ -242,7 +242,7 @@ void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::i
       const StoredBucket& bucket = parameters_.buckets()[b];
       AdamWState state{state_.master.rows(from, to), state_.moment1.rows(from, to),
                        state_.moment2.rows(from - first, to - first), decay_[b],
-                       slice.begin + first - (bucket.begin - bucket.first)};
+                       number_of(bucket, slice.begin + first)};
       Tensor rest = values.rows(slice.begin + first, slice.end);
       adamw_step(state, shard_gradient(b).rows(first, slice.size()), gradient_scale, learning_rate,
                  step, options_, rest, queue);
@@ -252,6 +252,13 @@ void ShardedOptimizer::apply(double gradient_scale, double learning_rate, std::i
     start_gather(b, values);
   }
   parameters_.values_changed();
+}
+
+std::int64_t ShardedOptimizer::number_of(const StoredBucket& bucket, std::int64_t offset) const {
+  const std::int64_t number = bucket.first + offset - bucket.begin;
+  const std::vector<Parameter>& table = parameters_.trainable_table();
+  if (table.empty() || !table.back().tied_copy) return number;
+  return number - (parameters_.buckets().back().last - table.back().numel());
 }
 
 std::int64_t ShardedOptimizer::muon_part() const {

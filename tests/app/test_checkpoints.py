@@ -162,6 +162,18 @@ class Checkpoints(RunCase):
             self.run_ballast(2, "train", deck, "-d", run, "-r", name, cwd=where)
             self.assertEqual(self.checkpoints(run), ["step_00000002.h5", "step_00000004.h5"])
 
+    def test_latest_goes_on_from_an_own_file_of_another_steps_name(self):
+        deck, run = self.deck(steps=4, every=2), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        folder = os.path.join(run, "checkpoints")
+        wrong = os.path.join(folder, "step_00000009.h5")
+        os.rename(os.path.join(folder, "step_00000004.h5"), wrong)
+        keys = ("run.steps=6", "checkpoint.every_steps=0", "checkpoint.at_end=false")
+        self.run_ballast(2, "train", deck, "-d", run, "-r", wrong, *keys)
+        self.assertEqual(self.checkpoints(run), ["step_00000002.h5", "step_00000004.h5"])
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", *keys)
+        self.assertIn("continues " + os.path.join(folder, "step_00000004.h5"), done.stdout)
+
     def test_a_best_checkpoint_whose_link_fails_is_told(self):
         deck, run = self.deck(steps=4, every=0), self.out("run")
         os.makedirs(os.path.join(run, "checkpoints", "best.h5", "full"))

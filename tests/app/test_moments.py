@@ -50,6 +50,12 @@ class Moments(RunCase):
         self.expect_same(whole, self.state(self.train("later", BF16, "-r", back), 6))
         self.expect_same(whole, self.state(self.train("zero0", BF16, zero=0), 6))
 
+    def test_copies_of_a_tied_embedding_stay_the_same(self):
+        keys = (BF16, "model.tied_embedding=true", "mesh.dp=1", "mesh.pp=2")
+        run = self.train("tied", *keys)  # a checkpoint holds one of the two copies
+        back = os.path.join(run, "checkpoints", "step_00000003.h5")
+        self.expect_same(self.state(run, 6), self.state(self.train("t2", *keys, "-r", back), 6))
+
     def test_rounding_alone_tells_the_kinds_apart(self):
         full, half = (self.state(self.train(n, *k), 1) for n, k in (("f", ()), ("h", (BF16,))))
         unlike = 0

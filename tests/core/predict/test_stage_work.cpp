@@ -42,7 +42,7 @@ Schedule ahead() {
 TEST(StageWork, ASendIsGivenBackOnceItsPeerComesToTheReceive) {
   // First stage: forwards end at 1, 2 and 3, backwards at 6, 9 and 12.  The second receives at 1,
   // 4 and 7.
-  const auto equal = given_back(ahead(), parts_of({1, 1, 1}));
+  const auto equal = given_back(ahead(), parts_of({1, 1, 1}), true);
   EXPECT_EQ(equal[0][1], 2u) << "the peer waits: by the end of the next forward";
   EXPECT_EQ(equal[0][3], 7u) << "by the end of the first backward";
   EXPECT_EQ(equal[0][5], 9u) << "by the end of the second";
@@ -50,16 +50,28 @@ TEST(StageWork, ASendIsGivenBackOnceItsPeerComesToTheReceive) {
   EXPECT_EQ(equal[1][3], 5u);
   EXPECT_EQ(equal[1][11], 12u) << "no computation follows";
   // The second stage is done with a short micro-batch before the first has made the next.
-  const auto uneven = given_back(ahead(), parts_of({1, 8, 1}));
+  const auto uneven = given_back(ahead(), parts_of({1, 8, 1}), true);
   EXPECT_EQ(uneven[0][1], 2u);
   EXPECT_EQ(uneven[0][3], 4u);
   EXPECT_EQ(uneven[0][5], 9u) << "the peer is at the long one";
 }
 
+TEST(StageWork, AHostThatWaitsForAGradientGivesBackWhatItHasSent) {
+  Schedule schedule;
+  schedule.stages = {
+      {forward(0), transfer(OpKind::send, 0, 1), transfer(OpKind::recv, 0, 1), backward(0)},
+      {transfer(OpKind::recv, 0, 0), forward(0), backward(0), transfer(OpKind::send, 0, 0)}};
+  EXPECT_EQ(given_back(schedule, parts_of({4}), false)[0][1], 2u) << "in the receive";
+  EXPECT_EQ(given_back(schedule, parts_of({4}), true)[0][1], 3u) << "its backward is queued too";
+  // A receive that ends no later than the peer's tells nothing.
+  EXPECT_EQ(given_back(ahead(), parts_of({1, 1, 1}), false),
+            given_back(ahead(), parts_of({1, 1, 1}), true));
+}
+
 TEST(StageWork, AnOffloadedTensorIsGivenBackByTheNextComputation) {
   Schedule schedule;
   schedule.stages = {{{OpKind::offload, 0}, forward(0), backward(0)}};
-  EXPECT_EQ(given_back(schedule, parts_of({4}))[0][0], 1u);
+  EXPECT_EQ(given_back(schedule, parts_of({4}), false)[0][0], 1u);
 }
 
 TEST(StageWork, AStageThatIsAheadHoldsWhatItHasSent) {
@@ -70,7 +82,7 @@ TEST(StageWork, AStageThatIsAheadHoldsWhatItHasSent) {
   stage.host = false;
   const std::vector<RankMicroBatch> list = parts_of({64, 64, 64});
   const std::vector<Op> ops = ahead().stages[0];
-  StageWork held{ops, list, given_back(ahead(), list)[0]}, taken = held;
+  StageWork held{ops, list, given_back(ahead(), list, true)[0]}, taken = held;
   taken.given_back[3] = 4;  // as if the second stage had waited for it
   const std::int64_t output = 64 * stage.model.hidden * 4;
   EXPECT_EQ(replay_memory(stage, held)[MemoryCategory::workspace],

@@ -141,9 +141,16 @@ TEST(TuneSlow, StepsInTurnFitTooWhatNoneAloneNeeds) {
     if (t.bytes - alone > grew) grew = t.bytes - alone, most = &t;
   }
   ASSERT_NE(most, nullptr) << "pools never grew, so this shows nothing";
-  in.evaluated = {{0, 2000, 2000}, {1, 2000, 2000}};  // longer than all that is trained
-  EXPECT_GT(trials.in_turn(*most).bytes, most->bytes);
+  // Longer than all that is trained.
+  in.evaluated = {{{0, 2000, 2000}, {1, 2000, 2000}}};
+  const std::int64_t evaluated = trials.in_turn(*most).bytes;
+  EXPECT_GT(evaluated, most->bytes);
+  in.evaluated.push_back({{0, 3000, 1}});  // a text
+  EXPECT_GT(trials.in_turn(*most).bytes, evaluated);
   in.evaluated.clear();
+  in.drifting = {{0, 3000, 3000}};
+  EXPECT_GT(trials.in_turn(*most).bytes, most->bytes);
+  in.drifting.clear();
   in.limits.memory_bytes = static_cast<double>(most->bytes - 1);  // between the two
   for (const std::int64_t list : {1, 20}) {
     const TuneResult fit = tune(in, {.list = list, .steps = 4, .trials = 100000, .threads = 1});

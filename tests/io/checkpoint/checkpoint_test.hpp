@@ -184,9 +184,9 @@ class Checkpoint : public ::testing::Test {
     return write_checkpoint(dir, world, make_shard(table, begin, end, type, true, salt),
                             some_state(step), keep);
   }
-  std::vector<std::string> names() {
+  std::vector<std::string> names(const std::string& folder = "") {
     std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(dir))
+    for (const auto& entry : fs::directory_iterator(folder.empty() ? dir : folder))
       found.push_back(entry.path().filename().string());
     std::sort(found.begin(), found.end());
     return found;

@@ -276,8 +276,9 @@ TEST_F(Checkpoint, KeepsTheNewestAndRemovesLeftovers) {
   world.barrier();
   // A run that went back leaves later steps where they do not count, and they stay.
   if (world.rank() == 0) {
-    EXPECT_EQ(move_overtaken(dir, 3), dir + "/overtaken_1");
-    EXPECT_EQ(move_overtaken(dir, 3), "");
+    const std::string file = dir + "/step_00000003.h5";
+    EXPECT_EQ(take_up(dir, file, 3).left, dir + "/overtaken_1");
+    EXPECT_EQ(take_up(dir, file, 3).left, "");
   }
   world.barrier();
   write(table, 50, 0, DType::f32, 1);
@@ -335,6 +336,46 @@ TEST_F(Checkpoint, RenamedFilesAreSkippedByName) {
   warnings.clear();
   const std::string message = error_of([&] { latest(warnings); });
   EXPECT_NE(message.find("-r FILE continues from it"), std::string::npos) << message;
+}
+
+TEST_F(Checkpoint, WhatIsContinuedIsTheNewestUnderAnyName) {
+  const auto table = small_table();
+  struct Case {
+    std::string name;               ///< of the file that holds step 4
+    std::vector<std::string> left;  ///< in the folder afterwards
+    std::vector<std::string> overtaken;
+  };
+  const std::string two = "step_00000002.h5", four = "step_00000004.h5", six = "step_00000006.h5";
+  int run = 0;
+  for (const Case& c :
+       {Case{four, {two, four}, {six}}, Case{"step_00000009.h5", {two, four}, {six}},
+        Case{"step_00000003.h5", {two, four}, {six}},
+        Case{"mine.h5", {"mine.h5", two, four}, {six}}, Case{"../theirs.h5", {four}, {two, six}}}) {
+    const std::string folder = fmt::format("{}/run_{}", dir, ++run);
+    if (world.rank() == 0) fs::create_directory(folder);
+    world.barrier();
+    for (std::int64_t step : {4, 2, 6}) {
+      const std::string path = write(table, step);
+      if (world.rank() == 0)
+        fs::rename(path, folder + "/" + (step == 4 ? c.name : checkpoint_name(step)));
+      world.barrier();
+    }
+    if (world.rank() == 0) {
+      const TakenUp taken = take_up(folder, folder + "/" + c.name, 4);
+      EXPECT_EQ(taken.left, folder + "/overtaken_1") << c.name;
+      EXPECT_EQ(taken.unlinked, "") << c.name;
+      EXPECT_EQ(names(folder + "/overtaken_1"), c.overtaken) << c.name;
+      fs::remove_all(taken.left);
+      EXPECT_EQ(names(folder), c.left) << c.name;
+    }
+    world.barrier();
+    CheckpointState state;
+    CheckpointShard shard = make_shard(table, 0, numel(table), DType::f32, false);
+    std::vector<std::string> warnings;
+    EXPECT_EQ(read_latest(folder, world, shard, state, warnings, false), folder + "/" + four);
+    EXPECT_EQ(state.step, 4) << c.name;
+    EXPECT_TRUE(warnings.empty()) << c.name;
+  }
 }
 
 TEST_F(Checkpoint, FiftyDamagedFilesAreRefused) {

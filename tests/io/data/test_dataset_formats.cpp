@@ -179,6 +179,38 @@ TEST_F(Megatron, LossMaskBesideTheTokens) {
   EXPECT_NE(error_of(options).find("mask.idx"), std::string::npos);
 }
 
+TEST_F(Megatron, FilesThatChangeAfterTheyWereOpenedAreRefused) {
+  const Documents documents(50, std::vector<std::int64_t>(100, 7));
+  const Documents masks(50, std::vector<std::int64_t>(100, 1));
+  for (const std::string name : {"corpus.idx", "corpus.bin", "mask.idx", "mask.bin"}) {
+    for (const bool shorter : {true, false}) {  // under the map the first would be SIGBUS
+      DataOptions options = megatron(Indexed(documents, 8, 1));
+      megatron(Indexed(masks, 1, 1), "mask");
+      options.mask_path = dir + "/mask";
+      const std::string path = dir + "/" + name, good = read(path);
+      fs::last_write_time(path, fs::last_write_time(path) - std::chrono::hours(1));
+      const auto data = open_dataset(options);
+      std::vector<std::int32_t> out(100);
+      const auto read_last = [&] {
+        data->tokens(49, 0, 100, out);
+        data->targets(49, 0, 100, out);
+      };
+      read_last();
+      if (shorter) fs::resize_file(path, 10);
+      if (!shorter) write(name, std::string(good.size(), '\0'));
+      std::string message;
+      try {
+        read_last();
+      } catch (const Error& error) {
+        message = error.what();
+      }
+      const std::string told = fmt::format("{} had {} bytes when", path, good.size());
+      EXPECT_NE(message.find(told), std::string::npos) << message;
+      EXPECT_NE(message.find("-r latest"), std::string::npos) << message;
+    }
+  }
+}
+
 TEST_F(Megatron, IdsOutsideTheVocabulary) {
   for (const auto& [code, token] :
        {std::pair<int, std::int64_t>{4, 100}, {4, -1}, {5, std::int64_t{1} << 32}, {8, 65535}}) {
