@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <iterator>
+#include <optional>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
@@ -12,7 +13,6 @@
 #include "app/plan/first_plans.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
-#include "app/train/budget_tuning.hpp"
 #include "core/base/error.hpp"
 #include "core/config/deck_rules.hpp"
 #include "core/config/run_options.hpp"
@@ -32,7 +32,8 @@ struct PackFacts {
   std::shared_ptr<const Costs> costs;  ///< where the deck has a profile table or states them
   SimulationOptions simulation;
   StepOptions step;
-  RunFacts run;             ///< all batches by those costs
+  std::optional<BudgetAverages> averages;  ///< sab balances by, as the steps before left them
+  RunFacts run;                            ///< all batches by those costs
   double bound_s = 0;       ///< rank-seconds of every sample alone on one rank, over the ranks
   std::string not_trained;  ///< why `train` runs other batches; "" where it runs these
   std::string source;       ///< of a compared placement
@@ -44,7 +45,9 @@ struct PackFacts {
     if (costs) time(plan_batch_step(batch, step));
   }
   void time(const StepPlan& plan) {
-    run.add({plan, simulate(plan, simulation, *costs), 0});
+    const SimulatedStep simulated = simulate(plan, simulation, *costs);
+    if (averages) averages->update(simulated.budgets.sums, simulated.budgets.counts);
+    run.add({plan, simulated, 0});
     bound_s += alone_seconds(plan);
   }
   /// Attention apart from tokens has no plan: its steps are a bound by the same costs.
@@ -145,13 +148,20 @@ void pack(const Config& config, const ComparedPlacement* compared, PackFacts& f)
   if (compared && compared->only_planned())
     f.not_trained = "planned for comparison alone, `train` has no such method";
   f.options = RunOptions::from(config);
-  if (compared || has_costs(config) || config.batching.method == Batching::balanced) {
+  const Batching method = config.batching.method;
+  if (compared || has_costs(config) || method == Batching::balanced || method == Batching::sab) {
     f.costs = plan_costs(config, f.notes);
     f.simulation = simulation_options(config, f.options);
+    if (method == Batching::sab) {
+      f.averages.emplace(static_cast<double>(f.simulation.dst.base_budget), config.sab.decay);
+      f.options.batching.sample_cost = [&f](std::int64_t tokens) {
+        return sample_seconds(*f.costs, tokens, f.averages->budget(tokens),
+                              own_split(f.options.mesh));
+      };
+    }
     f.step = step_options(config, f.options, f.simulation, *f.costs);
     f.options.batching.placement_costs = f.step.batching.placement_costs;
   }
-  predict_samples(config, f.options.batching);
   BatchMeter meter(f.options.batching, f.options.mesh.cp() * f.options.mesh.sp);
   if (config.batching.scope == BatchScope::epoch)
     pack_epoch(planned, f, meter);

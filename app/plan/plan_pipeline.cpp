@@ -23,8 +23,8 @@ std::optional<PlanPart> plan_pipeline(const Config& config) {
                  "recomputed",   "step_time",  "bubble_ratio",
                  "load_balance", "idle_ranks", "peak_live_activations"};
   part.note =
-      "bubble_ratio: 1 - forward and backward time / (ranks x step_time), in which recomputation, "
-      "transfers and waits are bubble; "
+      "bubble_ratio: 1 - forward and backward time / (stages x time of a pipeline from its first "
+      "operation to its last), in which recomputation, transfers and waits are bubble; "
       "step_time "
       "in seconds, mean of the batches; load_balance: mean / max of useful seconds over all ranks, "
       "idle_ranks: without a micro-batch, means of the batches;\npeak_live_activations: "

@@ -50,9 +50,7 @@ void PlannedRun::begin_at_base(const BatchingOptions& batching, bool tune) {
 void PlannedRun::begin(const BatchingOptions& batching) {
   batching_ = batching;
   batching_.sample_cost = [this](std::int64_t tokens) {
-    const ContextSplit split{options_.mesh.sp, options_.mesh.cp_outer, options_.mesh.cp_inner};
-    return layer_time(*costs_, {{{0, 0, tokens, 0}}}, std::llround(averages_.budget(tokens)), split)
-        .total_s();
+    return sample_seconds(*costs_, tokens, averages_.budget(tokens), own_split(options_.mesh));
   };
   averages_ = BudgetAverages(static_cast<double>(simulation_.dst.base_budget), config_.sab.decay);
   samples_ = std::make_unique<PlannedSamples>(config_);
@@ -106,7 +104,7 @@ void RunFacts::add(const PlannedRun::Step& step) {
   ++steps;
   step_s += s.step_s, schedule_s += s.schedule_s, useful_s += s.useful_s;
   load_balance += s.load_balance, idle_ranks += s.idle_ranks;
-  rank_s += s.schedule_s * static_cast<double>(step.plan.lanes.size() * s.live.size());
+  pipeline_s += s.pipeline_s;
   micro_batches += step.plan.micro_batches.size();
   recomputed += s.recomputed;
   live.resize(s.live.size(), 0);

@@ -46,15 +46,6 @@ def arguments(argv):
     return parser.parse_args(argv)
 
 
-def distinct_names(runs):
-    """Folders of the same name get a number, so that columns and files stay apart."""
-    seen = {}
-    for run in runs:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        if seen[run.name] > 1:
-            run.name = f"{run.name} ({seen[run.name]})"
-
-
 def main(argv):
     args = arguments(argv)
     from pathlib import Path
@@ -93,12 +84,13 @@ def main(argv):
 def show_profiles(paths, out):
     from pathlib import Path
 
+    import names
     import output
     import profile_page
 
     folders = [Path(out) if out else path / "report" for path in paths]
     if out and len(paths) > 1:
-        folders = [folder / path.name for folder, path in zip(folders, paths)]
+        folders = [Path(out) / name for name in names.distinct([path.name for path in paths])]
     for folder in folders:
         output.refuse_targets(folder, [])
     for path, folder in zip(paths, folders):
@@ -111,6 +103,7 @@ def show_runs(args):
     from pathlib import Path
 
     import analysis
+    import names
     import output
     import page
     import perfetto
@@ -125,12 +118,15 @@ def show_runs(args):
         folder = paths[0] / "report" if len(paths) == 1 else Path("ballast-report")
     output.refuse_targets(folder, paths, args.json, args.perfetto)
     runs = [load_run(path) for path in paths]
-    distinct_names(runs)
+    for run, name in zip(runs, names.distinct([run.name for run in runs])):
+        run.name = name
+    prefixes = names.file_prefixes([run.name for run in runs])
+    output.refuse_tables(names.table_files(folder, prefixes), args.json, args.perfetto)
     analyses = [analysis.analyse(run) for run in runs]
     program = None if args.no_simulator else simulator.find_program()
     for a in analyses:
         a.verdict = verdict.judge(a, program)
-    path = page.write(analyses, folder)
+    path = page.write(analyses, folder, prefixes)
     result = [{**analysis.summary(a), "verdict": verdict.summary(a.verdict)} for a in analyses]
     if len(runs) == 1:
         result = result[0]

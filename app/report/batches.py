@@ -124,7 +124,8 @@ def _plans(a):
     if not used:
         return
     decks = {}
-    dbr, abr, pr, cr, ave_t, segments, packs = [], [], [], [], [], [], []
+    dbr, abr, pr, ave_t, segments, packs = [], [], [], [], [], []
+    shared_tokens = all_tokens = 0
     for step, plan in used:
         batch, session = micro_batches(plan), starts.session_of_step(a, step)
         mesh = plan.get("mesh") or session.mesh  # old plans have none
@@ -147,13 +148,14 @@ def _plans(a):
         dbr.append(metrics.balance_ratio(tokens))
         abr.append(metrics.balance_ratio(squares))
         pr.append(np.mean(padding))
-        cr.append(communicated / max(tokens.sum(), 1))
+        shared_tokens += communicated
+        all_tokens += tokens.sum()
         ave_t.append(tokens.mean())
     a.batch = {
         "dbr": np.mean(dbr),
         "pr": np.mean(pr),
         "abr": np.mean(abr),
-        "cr": np.mean(cr),
+        "cr": shared_tokens / max(all_tokens, 1),
         "ave_t": np.mean(ave_t),
     }
     a.batch = {k: float(v) for k, v in a.batch.items()}

@@ -90,6 +90,9 @@ FIGURES = (
     ),
 )
 
+# Name of each table -> how its CSV file begins.
+HEADINGS = {"comparison": "metric", "comparison_steps": "step"}
+
 
 def metrics_table(analyses):
     """A row a metric, a column a run."""

@@ -75,8 +75,8 @@ def _refuse_run_files(path, root):
 
 
 def refuse_targets(folder, runs, metrics=None, timeline=None):
-    """Checks all outputs before the first is written: report.html and metrics.json of the folder,
-    and the files of --json and --perfetto.  Errors: ReportError."""
+    """Checks outputs before the first is written: report.html and metrics.json of the folder, and
+    the files of --json and --perfetto.  Errors: ReportError."""
     refuse_of_run(folder, runs)
     page, beside = folder / "report.html", folder / "metrics.json"
     refuse_foreign(page, PAGE)
@@ -85,6 +85,18 @@ def refuse_targets(folder, runs, metrics=None, timeline=None):
         refuse_of_run(file, runs)
         refuse_foreign(file, JSON)
     # --json may name the metrics.json that is written anyway.
-    for one, others in ((metrics, (page,)), (timeline, (page, beside, metrics))):
-        if one and os.path.realpath(one) in [os.path.realpath(o) for o in others if o]:
-            raise ReportError(f"{one}: two outputs have this place; give each a file of its own")
+    _refuse_shared(metrics, (page,))
+    _refuse_shared(timeline, (page, beside, metrics))
+
+
+def refuse_tables(files, metrics=None, timeline=None):
+    """The same of tables, {path: how one that is there may begin}."""
+    for path, begins in files.items():
+        refuse_foreign(path, begins)
+    for asked in (metrics, timeline):
+        _refuse_shared(asked, files)
+
+
+def _refuse_shared(asked, others):
+    if asked and os.path.realpath(asked) in [os.path.realpath(o) for o in others if o]:
+        raise ReportError(f"{asked}: two outputs have this place; give each a file of its own")

@@ -80,7 +80,7 @@ def shortened(table):
     return kept + totals, len(rows) - len(kept) - len(totals)
 
 
-def table_html(table):
+def table_html(table, prefix=""):
     formats = table.formats or ("",) * len(table.columns)
     text = [
         all(isinstance(row[c], str) for row in table.rows)
@@ -104,7 +104,8 @@ def table_html(table):
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     formula = f'<p class="formula">{escape(table.formula)}</p>' if table.formula else ""
     if left_out:
-        formula = f'<p class="formula">{left_out} more rows: {escape(table.name)}.csv</p>' + formula
+        file = escape(f"{prefix}{table.name}.csv")
+        formula = f'<p class="formula">{left_out} more rows: {file}</p>' + formula
     return (
         f"{title}<div"
         f' class="scroll"><table><thead><tr>{head}</tr></thead>'
@@ -207,11 +208,10 @@ def rank_choice(a, prefix, several):
 def run_section(a, folder, prefix, several, panels):
     """Verdict, figures, tables and deck of one run; CSV files go to `folder` under names that begin
     with `prefix`."""
-    out = []
-    anchor = escape(prefix)
+    out, anchor = [], _anchor(prefix)
     if several:
         out.append(
-            f'<h2 id="{anchor}run">{escape(a.run.name)}</h2><p'
+            f'<h2 id="{escape(anchor)}run">{escape(a.run.name)}</h2><p'
             f' class="formula">{escape(description(a))}</p>'
         )
     out.append(verdict.html(a.verdict, escape))
@@ -225,15 +225,18 @@ def run_section(a, folder, prefix, several, panels):
     for name, (draw, caption) in FIGURES.items():
         made = draw(a)
         if made is not None:
-            out.append(panels.figure(name, made, caption, prefix))
-    out.append(f'<h2 id="{anchor}tables">Tables{escape(": " + a.run.name) if several else ""}</h2>')
+            out.append(panels.figure(name, made, caption, anchor))
+    of_run = f": {a.run.name}" if several else ""
+    out.append(f'<h2 id="{escape(anchor)}tables">Tables{escape(of_run)}</h2>')
+    if several:
+        out.append(f'<p class="formula">Names of its CSV files begin with {escape(prefix)}.</p>')
     for make in tables.SHOWN + tables.CSV_ONLY:
         table = make(a)
         if table is None:
             continue
-        table.write_csv(folder / f"{prefix if several else ''}{table.name}.csv")
+        table.write_csv(folder / f"{prefix}{table.name}.csv")
         if make in tables.SHOWN:
-            out.append(table_html(table))
+            out.append(table_html(table, prefix))
     if not a.ring:
         mesh = a.run.first_trace.last.mesh
         alone = mesh.get("cp_outer", 1) * mesh.get("cp_inner", 1) == 1
@@ -284,11 +287,16 @@ def document(title, subtitle, nav, body, panels=None, groups=None):
     )
 
 
-def write(analyses, folder):
-    """Writes report.html and CSV files to `folder`; returns the page's path."""
+def _anchor(prefix):
+    """What ids of a run's parts of the page begin with."""
+    return prefix or "run_"
+
+
+def write(analyses, folder, prefixes):
+    """Writes report.html and CSV files to `folder`, those of each run under names that begin with
+    its prefix (names.py); returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     several = len(analyses) > 1
-    prefixes = [f"{_file_name(a.run.name)}_" if several else "run_" for a in analyses]
     title = f"{len(analyses)} runs side by side" if several else analyses[0].run.name
     subtitle = (
         " \u00b7 ".join(a.run.name for a in analyses) if several else description(analyses[0])
@@ -296,11 +304,11 @@ def write(analyses, folder):
     panels, groups = Panels(), {}
     links = [("comparison", "Comparison")] * several
     links += [(p + "run", a.run.name) for p, a in zip(prefixes, analyses) if several]
-    links += [(f"{prefixes[0]}tables", "Tables")] * (not several)
+    links += [(f"{_anchor(prefixes[0])}tables", "Tables")] * (not several)
     nav = "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links)
     body = compared(analyses, folder, panels) if several else ""
     for a, prefix in zip(analyses, prefixes):
-        choice, groups[prefix] = rank_choice(a, prefix, several)
+        choice, groups[_anchor(prefix)] = rank_choice(a, _anchor(prefix), several)
         nav += choice
         body += run_section(a, folder, prefix, several, panels)
     body += (
@@ -311,7 +319,3 @@ def write(analyses, folder):
     path = folder / "report.html"
     write_text(path, document(title, subtitle, nav, body, panels, groups))
     return path
-
-
-def _file_name(name):
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)

@@ -215,11 +215,13 @@ def _arrival(plan, passes, number, t, kind):
 
 
 def _arrows(run, first_pid, begins):
+    """Ends of all arrows.  An event of a send spans the wait for a transfer under way, which may
+    begin after the receive has ended; its arrow begins there, as viewers draw none back in time."""
     named = [("transfer", t) for t in transfers(run)] + [("hop", h) for h in hops(run)]
     for number, (name, (sender, send, receiver, receive)) in enumerate(named):
         for phase, rank, event, at in (
-            ("s", sender, send, "begin_s"),
-            ("f", receiver, receive, "end_s"),
+            ("s", sender, send, min(send["begin_s"], receive["end_s"])),
+            ("f", receiver, receive, receive["end_s"]),
         ):
             begin = begins[run.traces[rank].sessions[event["session"]].number]
             yield {
@@ -230,5 +232,5 @@ def _arrows(run, first_pid, begins):
                 "id": first_pid + number,
                 "pid": first_pid + rank,
                 "tid": 0,
-                "ts": round(float(event[at] - begin) * 1e6, 3),
+                "ts": round(float(at - begin) * 1e6, 3),
             }

@@ -8,7 +8,7 @@ import metrics
 import starts
 from analysis import CATEGORIES, HEAD_PATTERNS
 from load import COORDINATES
-from output import refuse_foreign, writing
+from output import writing
 from prediction import OPS
 from style import number_ranges
 
@@ -25,7 +25,6 @@ class Table:
     row_formats: tuple = ()
 
     def write_csv(self, path):
-        refuse_foreign(path, (self.columns[0].lower().encode(),))
         with writing(path, newline="") as out:
             writer = csv.writer(out)
             writer.writerow(self.columns)
@@ -463,3 +462,26 @@ SHOWN = (
     ranks,
 )
 CSV_ONLY = (split, budgets, head_patterns, recall_rows, coverage, ring_steps, steps, segments)
+# Name of every table of a run -> how its CSV file begins, in small letters.
+HEADINGS = {
+    "pop": "rank",
+    "ring": "direction",
+    "sparsity": "layer",
+    "recall": "layer",
+    "drift": "layer",
+    "schedule": "metric",
+    "prediction": "stage",
+    "batch": "metric",
+    "overheads": "metric",
+    "regions": "region",
+    "memory": "rank",
+    "ranks": "rank",
+    "split": "rank",
+    "budgets": "step",
+    "head_patterns": "layer",
+    "recall_rows": "step",
+    "coverage": "step",
+    "ring_steps": "direction",
+    "steps": "step",
+    "segments": "segment length (tokens)",
+}

@@ -79,10 +79,4 @@ std::string BudgetTuning::choices() const {
   return rows.empty() ? "" : rows.dump();
 }
 
-void predict_samples(const Config& config, BatchingOptions& batching) {
-  if (batching.method != Batching::sab) return;
-  batching.sample_cost = [tuning = std::make_shared<BudgetTuning>(config, nullptr)](
-                             std::int64_t tokens) { return tuning->sample_cost(tokens); };
-}
-
 }  // namespace ballast

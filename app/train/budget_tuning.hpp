@@ -65,8 +65,4 @@ class BudgetTuning {
   std::map<int, std::unique_ptr<DstPolicy>> policies_;
 };
 
-/// For plans without a run: where batching.method = "sab", gives `batching` the predicted latency
-/// of samples at the base budget.
-void predict_samples(const Config& config, BatchingOptions& batching);
-
 }  // namespace ballast

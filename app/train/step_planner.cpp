@@ -84,10 +84,8 @@ StepOptions StepPlanner::options() const {
   if (s.tuning == nullptr) return result;
   result.batching.sample_cost = [this, &s](std::int64_t tokens) {
     if (costs_ == nullptr) return s.tuning->sample_cost(tokens);
-    const ContextSplit split{s.options.mesh.sp, s.options.mesh.cp_outer, s.options.mesh.cp_inner};
-    return layer_time(*costs_, {{{0, 0, tokens, 0}}},
-                      std::llround(s.tuning->averages().budget(tokens)), split)
-        .total_s();
+    return sample_seconds(*costs_, tokens, s.tuning->averages().budget(tokens),
+                          own_split(s.options.mesh));
   };
   if (s.tuning->tunes() && !result.tuning)
     result.tuning = [&s](const StepPlan& plan) { return s.tuning->targets(plan); };

@@ -14,6 +14,11 @@ PassTime layer_time(const Costs& costs, const MicroBatch& micro_batch, std::int6
   return time;
 }
 
+double sample_seconds(const Costs& costs, std::int64_t tokens, double budget,
+                      const ContextSplit& split) {
+  return layer_time(costs, {{{0, 0, tokens, 0}}}, std::llround(budget), split).total_s();
+}
+
 std::int64_t align_budget(const Costs& costs, const MicroBatch& micro_batch, double target_s,
                           std::span<const std::int64_t> candidates, const ContextSplit& split,
                           Recompute mode) {

@@ -85,6 +85,11 @@ inline double Costs::ring_sums(std::int64_t, const ContextSplit&, bool) const { 
 PassTime layer_time(const Costs& costs, const MicroBatch& micro_batch, std::int64_t budget,
                     const ContextSplit& split = {}, Recompute mode = Recompute::none);
 
+/// Seconds of one layer over a whole sample, forward and backward: what batching.method = "sab"
+/// balances (SparseBalance Equation 8).  `budget`: the average of those that such samples had.
+double sample_seconds(const Costs& costs, std::int64_t tokens, double budget,
+                      const ContextSplit& split);
+
 /// Largest of `candidates` (ascending) whose layer takes at most `target_s`, forward and backward
 /// (SparseBalance Equation 9); the smallest where none does.
 std::int64_t align_budget(const Costs& costs, const MicroBatch& micro_batch, double target_s,

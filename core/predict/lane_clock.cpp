@@ -141,6 +141,8 @@ class Lanes {
         return false;
       begin_s = op.kind == OpKind::recompute ? std::max(c.clock_s, c.fetched_s[place]) : c.clock_s;
       c.clock_s = end_s = begin_s + compute(c, op, times);
+      if (c.result.last_s == 0) c.result.first_s = begin_s;
+      c.result.last_s = end_s;
     }
     if (in_.keep_ops) c.result.ops.push_back({op, begin_s, end_s});
     ++c.next;
@@ -169,10 +171,7 @@ class Lanes {
     if (op.kind == OpKind::backward_input) parts.compute_s -= times.weight_s[s];
     if (op.kind == OpKind::backward_weight) parts = {times.weight_s[s], 0, 0, 0};
     const double seconds = parts.total_s();
-    if (is_useful(op.kind))
-      c.result.useful_s += seconds;
-    else
-      parts.recompute_s += std::exchange(parts.compute_s, 0);
+    if (!is_useful(op.kind)) parts.recompute_s += std::exchange(parts.compute_s, 0);
     c.result.parts.add(parts);
 
     const bool kept =

@@ -14,7 +14,8 @@ namespace ballast {
 /// One stage of one data-parallel rank.
 struct LaneStage {
   double end_s = 0;          ///< of its last operation
-  double useful_s = 0;       ///< forward and backward, recomputation not counted
+  double first_s = 0;        ///< begin of its first computation
+  double last_s = 0;         ///< end of its last one; 0: there is none
   PassParts parts;           ///< what its operations spend their time on
   double round_s = 0;        ///< collectives between rounds
   int live = 0;              ///< most micro-batches at once whose activations it holds

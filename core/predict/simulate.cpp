@@ -1,6 +1,7 @@
 #include "core/predict/simulate.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 
 #include "core/base/error.hpp"
@@ -55,7 +56,8 @@ class StepEnd {
         costs_(costs),
         hiding_(hiding),
         lanes_(lanes),
-        ready_s_(std::move(ready_s)) {}
+        ready_s_(std::move(ready_s)),
+        optimizer_s_(ready_s_.size(), 0.0) {}
 
   void add(const PlannedCollective& c, StepTerms& terms) {
     const int replicas = plan_.mesh.replicas();
@@ -90,6 +92,7 @@ class StepEnd {
           if (muon.moved > 0) seconds += 2 * costs_.reduce({muon.moved, replicas, true});
         }
         ready_s_[stage] += seconds;
+        optimizer_s_[stage] += seconds;
         terms.optimizer_s += share * seconds;
         break;
       case CollectiveKind::parameter_gather:
@@ -103,6 +106,14 @@ class StepEnd {
     }
   }
   double end_s() const { return *std::max_element(ready_s_.begin(), ready_s_.end()); }
+  /// POP over all lanes and stages: recomputation and the optimizer are useful as in a trace.
+  double load_balance() const {
+    std::vector<double> useful;
+    for (const std::vector<LaneStage>& lane : lanes_)
+      for (std::size_t s = 0; s < lane.size(); ++s)
+        useful.push_back(lane[s].parts.compute_s + lane[s].parts.recompute_s + optimizer_s_[s]);
+    return pop(useful, end_s()).load_balance;
+  }
 
  private:
   const StepPlan& plan_;
@@ -110,17 +121,29 @@ class StepEnd {
   const Costs& costs_;
   const HidingPasses& hiding_;
   const std::vector<std::vector<LaneStage>>& lanes_;
-  std::vector<double> ready_s_;
-  bool joined_ = false;  // one norm of all stages, however many list it
+  std::vector<double> ready_s_, optimizer_s_;  ///< [stage]
+  bool joined_ = false;                        // one norm of all stages, however many list it
 };
 
-void add_micro_batches(const std::vector<std::shared_ptr<const MicroBatchTimes>>& times,
+void add_micro_batches(const StepPlan& plan,
+                       const std::vector<std::shared_ptr<const MicroBatchTimes>>& times,
                        SimulatedStep& step) {
   std::vector<double> totals, forwards;
   for (const auto& t : times) {
     forwards.push_back(t->forward_s());
     totals.push_back(forwards.back() + t->backward_s());
   }
+  std::vector<char> again(times.size(), 0);
+  for (const PlannedLane& lane : plan.lanes)
+    for (const Op& op : plan.schedules.at(static_cast<std::size_t>(lane.schedule)).stages.front()) {
+      if (op.kind != OpKind::recompute) continue;
+      ++step.recomputed;
+      const auto id =
+          static_cast<std::size_t>(lane.micro_batches.at(static_cast<std::size_t>(op.micro_batch)));
+      if (std::exchange(again[id], 1) != 0) continue;  // another rank's part of it
+      const double head_s = times[id]->head_s / static_cast<double>(plan.layer_begin.size());
+      totals[id] += forwards[id] - head_s;
+    }
   step.imbalance = imbalance_degree(totals);
   if (forwards.empty()) return;
   for (const double s : forwards) step.forward_mean_s += s / static_cast<double>(forwards.size());
@@ -131,23 +154,28 @@ void add_micro_batches(const std::vector<std::shared_ptr<const MicroBatchTimes>>
 /// Sums over lanes; returns when each stage's last lane is done.
 std::vector<double> add_lanes(const StepPlan& plan, SimulatedStep& step) {
   const std::size_t stages = plan.layer_begin.size();
-  std::vector<double> ready_s(stages, 0.0), useful;
+  std::vector<double> ready_s(stages, 0.0);
   step.live.assign(stages, 0), step.weight_halves.assign(stages, 0);
   PassParts parts;
-  for (const std::vector<LaneStage>& lane : step.lanes)
+  for (const std::vector<LaneStage>& lane : step.lanes) {
+    double first_s = std::numeric_limits<double>::max(), last_s = 0;
     for (std::size_t s = 0; s < lane.size(); ++s) {
       ready_s[s] = std::max(ready_s[s], lane[s].end_s);
-      step.useful_s += lane[s].useful_s;
-      useful.push_back(lane[s].parts.compute_s);
+      step.useful_s += lane[s].parts.compute_s;
+      if (lane[s].last_s > 0) {
+        first_s = std::min(first_s, lane[s].first_s);
+        last_s = std::max(last_s, lane[s].last_s);
+      }
       parts.add(lane[s].parts);
       step.terms.reduction_s += lane[s].round_s;
       step.live[s] = std::max(step.live[s], lane[s].live);
       step.weight_halves[s] = std::max(step.weight_halves[s], lane[s].weight_halves);
     }
+    if (last_s > 0) step.pipeline_s += static_cast<double>(stages) * (last_s - first_s);
+  }
   step.schedule_s = *std::max_element(ready_s.begin(), ready_s.end());
-  const double ranks = std::max<double>(1, static_cast<double>(useful.size()));
-  if (step.schedule_s > 0) step.bubble_ratio = 1 - step.useful_s / (ranks * step.schedule_s);
-  step.load_balance = pop(useful, step.schedule_s).load_balance;
+  const double ranks = std::max<double>(1, static_cast<double>(step.lanes.size() * stages));
+  if (step.pipeline_s > 0) step.bubble_ratio = 1 - step.useful_s / step.pipeline_s;
   step.terms.compute_s = parts.compute_s / ranks;
   step.terms.recompute_s = parts.recompute_s / ranks;
   step.terms.ring_s = parts.ring_s / ranks;
@@ -173,7 +201,7 @@ SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, c
 
   SimulatedStep step;
   step.budgets = clock.budgets();
-  add_micro_batches(times, step);
+  add_micro_batches(plan, times, step);
   const HidingPasses hiding(plan, times);
   step.lanes =
       run_lanes({plan, times, round_seconds(plan, options, costs, hiding), options.keep_ops});
@@ -181,10 +209,8 @@ SimulatedStep simulate(const StepPlan& plan, const SimulationOptions& options, c
   for (const PlannedCollective& c : plan.collectives)
     if (c.after_round < 0) end.add(c, step.terms);
   step.step_s = end.end_s();
+  step.load_balance = end.load_balance();
 
-  for (const PlannedLane& lane : plan.lanes)
-    for (const Op& op : plan.schedules.at(static_cast<std::size_t>(lane.schedule)).stages.front())
-      step.recomputed += op.kind == OpKind::recompute;
   step.memory = step_memory(plan, options);
   step.idle_ranks = plan.idle_lanes() * (plan.mesh.size() / std::max(1, plan.mesh.dp));
   StepTerms& t = step.terms;

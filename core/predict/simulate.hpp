@@ -28,7 +28,8 @@ struct SimulatedStep {
   double step_s = 0;
   double schedule_s = 0;    ///< until the last operation of any lane
   double useful_s = 0;      ///< rank-seconds of forward and backward, a lane and stage counted once
-  double bubble_ratio = 0;  ///< 1 - useful_s / (lanes x stages x schedule_s)
+  double pipeline_s = 0;    ///< rank-seconds of lanes from their first computation to their last
+  double bubble_ratio = 0;  ///< 1 - useful_s / pipeline_s
   double imbalance = 1;     ///< Equation 11 of SparseBalance: max / mean over micro-batches of the
                             ///< time averaged over their stages
   double load_balance = 1;  ///< POP: mean / max of useful seconds over all ranks

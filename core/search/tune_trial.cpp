@@ -27,10 +27,8 @@ struct PlannedDeck {
     options.attention.heads = std::move(heads);
     memory = stage_memories(config, options);
     options.batching.sample_cost = [this, &costs](std::int64_t tokens) {
-      const MeshShape& mesh = options.mesh;
-      return layer_time(costs, {{{0, 0, tokens, 0}}}, simulation.base_budget,
-                        {mesh.sp, mesh.cp_outer, mesh.cp_inner})
-          .total_s();
+      return sample_seconds(costs, tokens, static_cast<double>(simulation.base_budget),
+                            own_split(options.mesh));
     };
     step = step_options(config, options, simulation, costs);
   }

@@ -117,8 +117,8 @@ class ShardedOptimizer {
   std::size_t first_beside(double forward_tokens) const;  ///< bucket updated beside a forward
   std::int64_t muon_part() const;                         ///< first elements of the shard, Muon's
   /// Number of the element at `offset` of the flat buffers, in a bucket, by which its moments are
-  /// rounded: padding does not count.  A last stage counts from its copy of a tied embedding, as the
-  /// first one does from the embedding, so that both copies stay the same.
+  /// rounded: padding does not count.  A last stage counts from its copy of a tied embedding, as
+  /// the first one does from the embedding, so that both copies stay the same.
   std::int64_t number_of(const StoredBucket& bucket, std::int64_t offset) const;
   bool in_place() const;  ///< whether the shard is one range of the flat buffers
   Parameters& parameters_;

@@ -157,6 +157,12 @@ train=$root/jobs/train.sbatch
 check "train.sbatch starts the ranks" 0 '' batch "$train" a.toml run.steps=3
 check "  with the deck and a run folder" 0 \
   "ballast train a.toml run.steps=3 -d $folder/area/runs/a-7\$" called
+for options in "--case A" --case=A "-t 1:00 --case A" "--force-model run.steps=3 -r x.h5"; do
+  # shellcheck disable=SC2086
+  check "train.sbatch with $options before the deck" 0 '' batch "$train" $options b.toml
+  check "  names the run folder by the deck" 0 " -d $folder/area/runs/b-7( |\$)" called
+done
+check "train.sbatch without a deck says so" 1 'which deck' batch "$train" --case A
 # The signal ends the script's wait, and srun leaves before the script looks again.
 printf 'kill() { builtin kill "$@" && sleep 0.3; }\n' >"$folder/late.sh"
 check "train.sbatch has srun's status where a signal comes as it leaves" 75 'requeued' \
@@ -230,6 +236,29 @@ DECK
 for name in 0.spelled.toml.one 1.spelled.toml.two 2.spelled.toml.three 'sbatch --array=0-2 .*'; do
   check "sweep finds the case $name" 0 "^$name\$" list spelled.toml
 done
+cat >"$folder/area/inline.toml" <<'DECK'
+case = [{ name = "x", "run.steps" = 2 }, { "run.steps" = 3, name = "a\"\u0062" }]
+DECK
+for name in 0.inline.toml.x '1.inline.toml.a"b' 'sbatch --array=0-1 .*'; do
+  check "sweep finds the case $name" 0 "^$name\$" list inline.toml
+done
+check "sweep starts a case with a quote in its name" 0 '' sweep_of 1 inline.toml run.steps=3
+check "  as it is written" 0 \
+  'train inline.toml --case a"b run.steps=3 -d .*/runs/inline-a"b-7$' called
+printf '[[case]]\nx = "name"\n' >"$folder/area/nameless.toml"
+printf '[[case]\nname = "x"\n' >"$folder/area/broken.toml"
+for deck in nameless broken; do
+  check "sweep refuses a $deck deck" 1 "^sweep: $deck.toml: no sound deck .*ballast check" \
+    list one/x.toml "$deck.toml"
+done
+mkdir "$folder/old-python"
+echo 'raise ImportError' >"$folder/old-python/tomllib.py"
+old_python() { env PYTHONPATH="$folder/old-python" "$sweep" "$@"; }
+check "sweep names what reads cases" 1 'cases.toml: .* Python 3.11 .*BALLAST_PYTHON' \
+  old_python plain.toml cases.toml
+check "  also where there is none" 1 'cases.toml: no Python .*BALLAST_PYTHON' \
+  env BALLAST_PYTHON=no-such-python "$sweep" cases.toml
+check "  and needs it for no other deck" 0 '^0.plain.toml$' old_python plain.toml
 
 # Without BALLAST_ROOT each script finds its tree by what Slurm knows of the job: the script's path
 # and the arguments, joined by spaces.

@@ -258,15 +258,17 @@ class KnownNumbers(RunTest):
         self.assertEqual([t["name"] for t in accuracy["data"]], ["training", "held out"])
 
     def test_arrows_lead_from_sends_to_their_receives(self):
-        """Three stages, one micro-batch in two chunks, on and back."""
+        """Three stages, one micro-batch in two chunks, on and back.  Of the second chunk the
+        senders wait after the receivers have ended."""
         ranks = [Rank(r, 3, {"pp": 3}, {"pp": r}) for r in range(3)]
         expected = set()
         for chunk in range(2):
             for n, (a, b) in enumerate(((0, 1), (1, 2), (2, 1), (1, 0))):
                 at = 10.0 * chunk + n
-                ranks[a].event("send", at, at + 0.25, step=0, mb=0, chunk=chunk, stage=a)
+                wait = at + 0.625 * chunk
+                ranks[a].event("send", wait, wait + 0.25, step=0, mb=0, chunk=chunk, stage=a)
                 ranks[b].event("recv", at, at + 0.5, step=0, mb=0, chunk=chunk, stage=b)
-                expected.add((a, 1e6 * at, b, 1e6 * (at + 0.5)))
+                expected.add((a, 1e6 * min(wait, at + 0.5), b, 1e6 * (at + 0.5)))
         run = synthetic.write(self.folder / "r", ranks)
         self.report(run, "--perfetto", self.folder / "p.json", draw=False)
         events = json.loads((self.folder / "p.json").read_text())["traceEvents"]

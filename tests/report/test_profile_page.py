@@ -63,6 +63,13 @@ class ProfilePage(RunTest):
         figures = self.figures(folder / "report", "")
         self.assertEqual((len(figures["latency"]), len(figures["predictions"])), (1, 3))
 
+    def test_profiles_of_one_name_have_two_folders(self):
+        (self.folder / "other").mkdir()
+        paths = [profile(self.folder / "p"), profile(self.folder / "other" / "p")]
+        self.report(*paths, "--out", self.folder / "out")
+        pages = sorted((self.folder / "out").glob("*/report.html"))
+        self.assertEqual([page.parent.name for page in pages], ["p", "p (2)"])
+
     def test_damaged_or_mixed(self):
         folder = profile(self.folder / "p")
         self.assertIn("alone", self.report(folder, self.folder / "run", status=2))

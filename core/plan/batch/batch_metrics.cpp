@@ -91,13 +91,13 @@ void BatchMeter::count(const MicroBatch& micro_batch, const Pack& pack, bool ful
   ++of.fill[bin(pack.tokens / capacity)];
   ++of.attention[bin(pack.squares / (capacity * capacity))];
   for (const Segment& s : micro_batch.segments) {
-    of.samples += s.begin == 0 ? 1 : 0;
+    of.samples += s.begins_sample() ? 1 : 0;
+    counts_.longest = std::max(counts_.longest, s.origin + s.end);
     const auto b = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
     if (of.lengths.size() <= b) of.lengths.resize(b + 1);
     ++of.lengths[b];
     if (options_.groups[group(s.tokens())].ranks > 1) needing_ += static_cast<double>(s.tokens());
   }
-  counts_.longest = std::max(counts_.longest, pack.longest);
 }
 
 void BatchMeter::add(const Batch& batch, bool full) {

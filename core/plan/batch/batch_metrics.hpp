@@ -23,7 +23,8 @@ struct GroupMetrics {
 };
 
 struct BatchMetrics {
-  std::int64_t samples = 0, tokens = 0, packs = 0, batches = 0, longest = 0;
+  std::int64_t samples = 0, tokens = 0, packs = 0, batches = 0;
+  std::int64_t longest = 0;     ///< sample, in tokens
   std::int64_t tail_packs = 0;  ///< packs of batches that are not full; no part of dbr, pr and abr
                                 ///< unless every batch is such
   double dbr = 0;               ///< balance ratio of tokens over ranks, mean over full batches

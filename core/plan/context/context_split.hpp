@@ -19,6 +19,10 @@ struct ContextSplit {
 /// Ulysses over `sp` ranks inside a ring of `ring`, a multiple of the mesh's own, which is inside:
 /// a ring of two levels gets longer on its outer one.
 ContextSplit context_split(const MeshShape& mesh, int sp, int ring);
+/// The mesh's own: of micro-batches that no data-parallel ranks share.
+inline ContextSplit own_split(const MeshShape& mesh) {
+  return {mesh.sp, mesh.cp_outer, mesh.cp_inner};
+}
 
 /// The split of a micro-batch that `ranks` adjacent data-parallel ranks [d, d + ranks) share:
 /// Ulysses over the mesh's sp and the largest divisor of `ranks` that then divides the query heads
