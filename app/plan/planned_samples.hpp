@@ -40,6 +40,7 @@ class PlannedSamples {
   std::vector<SampleLength> written() const;
 
   const Dataset& dataset() const { return *dataset_; }
+  const Sampler& sampler() const { return sampler_; }
   std::int64_t training_samples() const { return sampler_.training_samples(); }
 
  private:

@@ -1,6 +1,7 @@
 #include "io/checkpoint/checkpoint.hpp"
 
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <utility>
@@ -321,9 +322,11 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
     warnings.push_back("checkpoint skipped: " + problem);
     std::string name;
     on_all_ranks(world, [&] {
-      if (aside && world.rank() == 0) name = set_aside(path);
+      // One that is out of reach, behind a link or a mount that went, may come back.
+      if (aside && world.rank() == 0 && std::ifstream(path).good()) name = set_aside(path);
     });
-    if (aside) warnings.push_back(fmt::format("{} is now {}", path, world.broadcast(name, 0)));
+    name = world.broadcast(name, 0);
+    if (!name.empty()) warnings.push_back(fmt::format("{} is now {}", path, name));
   }
   check_all(world, !unsound,
             fmt::format("{}: no checkpoint is sound{}{}; name a sound one of elsewhere with -r, or "

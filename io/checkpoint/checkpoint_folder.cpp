@@ -75,18 +75,12 @@ void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t b
   }
 }
 
-std::string space_remedy(int keep) {
-  if (keep > 2)
-    return fmt::format(
-        "free some space (delete the oldest checkpoints there, not that of best.h5: "
-        "checkpoint.keep = {} keeps more than the two that a run needs), or name another run "
-        "folder "
-        "(-d)",
-        keep);
-  return fmt::format(
-      "free some space, or name another run folder (-d); with checkpoint.keep = {} the two newest "
-      "stay until this one is whole",
-      keep);
+std::string space_remedy(const std::string& dir) {
+  if (checkpoint_steps(dir).size() > 2)
+    return "free some space (delete the oldest checkpoints there, not that of best.h5: a run needs "
+           "no more than two, checkpoint.keep), or name another run folder (-d)";
+  return "free some space, or name another run folder (-d); the checkpoints there stay until this "
+         "one is whole";
 }
 
 namespace {

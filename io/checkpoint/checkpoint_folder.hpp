@@ -20,8 +20,8 @@ void remove_partials(const std::string& dir);
 /// until a step after `newest` succeeded, nobody knows that its state is any good.  That of step
 /// `best` stays too (-1: none).
 void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t best = -1);
-/// What a user can do where a checkpoint finds no room beside those that prune leaves.
-std::string space_remedy(int keep);
+/// What a user can do where a checkpoint finds no room in `dir`.
+std::string space_remedy(const std::string& dir);
 /// The name of the best checkpoint in its folder: a link to the file of that step.
 inline constexpr const char* kBestCheckpoint = "best.h5";
 /// Makes it point to the checkpoint of `step`, and returns "" or why that failed: then there is

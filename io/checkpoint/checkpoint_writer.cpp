@@ -267,7 +267,7 @@ void CheckpointWriter::create_file() {
   // that the file has got.
   std::uint64_t bytes = (std::uint64_t{1} << 20) + job.state.deck.size();
   for (const CheckpointDataset& d : job.datasets) bytes += d.bytes() + 2 * kCheckpointPage;
-  const std::string remedy = space_remedy(keep_);
+  const std::string remedy = space_remedy(dir_);
   reserve_space(job.partial, bytes, true, remedy);
   // HDF5 comes down on a structure of which a write was lost or altered.  So it is laid out twice,
   // and what the storage gives back must be the same both times, before HDF5 reads any of it.

@@ -46,8 +46,9 @@ std::int64_t need_size(const json& config, const std::string& file, const char* 
 void apply_rope(const json& rope, const json& config, const std::string& file, ModelShape& shape) {
   shape.rope_theta = rope.contains("rope_theta") ? need<double>(rope, file, "rope_theta")
                                                  : optional(config, file, "rope_theta", 10000.0);
-  require(optional(rope, file, "partial_rotary_factor", 1.0) == 1,
-          "{}: partial rotary embedding is not supported", file);
+  for (const json& stated : {rope, config})
+    require(optional(stated, file, "partial_rotary_factor", 1.0) == 1,
+            "{}: partial rotary embedding is not supported", file);
   shape.original_context = optional<std::int64_t>(config, file, "max_position_embeddings", 32768);
   const std::string type = rope.contains("rope_type")
                                ? need<std::string>(rope, file, "rope_type")
@@ -64,6 +65,8 @@ void apply_rope(const json& rope, const json& config, const std::string& file, M
   };
   if (type == "yarn") {
     shape.yarn_factor = need<double>(rope, file, "factor");
+    require(shape.yarn_factor >= 1, "{}: yarn rope has the factor {}, which is below 1", file,
+            shape.yarn_factor);
     expect("beta_fast", 32);
     expect("beta_slow", 1);
     expect("attention_factor", 0.1 * std::log(shape.yarn_factor) + 1);
@@ -197,6 +200,12 @@ void carry_over(const std::string& base, const std::string& dir, json& config) {
     fs::copy_file(base + "/" + name, dir + "/" + name, fs::copy_options::overwrite_existing, error);
     require(!error, "{}/{}: cannot be written: {}", dir, name, error.message());
   }
+  const std::string templates = "/additional_chat_templates";
+  if (fs::is_directory(base + templates)) {
+    std::error_code error;
+    fs::copy(base + templates, dir + templates, fs::copy_options::recursive, error);
+    require(!error, "{}{}: cannot be written: {}", dir, templates, error.message());
+  }
   std::ifstream stream(base + "/config.json");
   const json stated = json::parse(stream, nullptr, false);
   if (!stated.is_object()) return;
@@ -302,6 +311,14 @@ void write_huggingface(const std::string& dir, const ModelShape& shape,
   require(!error, "{}: cannot be made: {}", dir, error.message());
   require(!fs::exists(dir + "/config.json"), "{}: holds a model already; choose an empty folder",
           dir);
+  // Beside other weights, those written here would not be the ones that are read.
+  for (const fs::directory_entry& entry : fs::directory_iterator(dir)) {
+    const std::string name = entry.path().filename().string();
+    require(!name.ends_with(".safetensors") && name != kIndexFile,
+            "{}: {} is of another model, or of an export that did not end; remove it or choose an "
+            "empty folder",
+            dir, name);
+  }
   const std::int64_t element = dtype == "BF16" ? 2 : 4;
   // Cut the table into files.
   std::vector<std::pair<std::size_t, std::size_t>> files;
@@ -339,7 +356,7 @@ void write_huggingface(const std::string& dir, const ModelShape& shape,
     writer.finish();
   }
   if (files.size() > 1)
-    write_json_file(dir + "/model.safetensors.index.json",
+    write_json_file(dir + "/" + kIndexFile,
                     {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}});
   json config = config_of(shape, dtype);
   if (!base.empty()) carry_over(base, dir, config);

@@ -203,7 +203,7 @@ Safetensors::Safetensors(const std::string& path) {
     add_file(path);
     return;
   }
-  const std::string index = path + "/model.safetensors.index.json";
+  const std::string index = path + "/" + kIndexFile;
   if (!fs::exists(index)) {
     check_inside(path, path, "model.safetensors");
     add_file(path + "/model.safetensors");
@@ -222,6 +222,11 @@ Safetensors::Safetensors(const std::string& path) {
     require(file.is_string(), "{}: weight_map of {} is not a file name", index, name);
     files.insert(file.get<std::string>());
   }
+  // Readers disagree on which of the two counts.
+  const std::string single = "model.safetensors";
+  require(files.count(single) != 0 || !fs::exists(path + "/" + single),
+          "{}: has both {} and {}, which names other files; remove one of them", path, single,
+          kIndexFile);
   for (const auto& file : files) {
     check_inside(path, index, file);
     add_file(path + "/" + file);

@@ -11,6 +11,9 @@
 
 namespace ballast {
 
+/// Of a folder whose weights are cut into several files: which tensor lies in which.
+inline constexpr const char* kIndexFile = "model.safetensors.index.json";
+
 struct SafetensorsEntry {
   std::string dtype;  ///< F64, F32, F16 or BF16
   std::vector<std::int64_t> shape;

@@ -147,10 +147,14 @@ class Checkpoints(RunCase):
         done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=7")
         self.assertIn("continues " + os.path.join(folder, "step_00000004.h5"), done.stdout)
         self.assertEqual(self.checkpoints(run), ["step_00000004.h5", "step_00000007.h5"])
-        os.remove(begun)
+        away = self.out("away.h5")
+        os.rename(begun, away)
         os.remove(os.path.join(folder, "step_00000007.h5"))
         done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", status=1)
         self.assertIn("no checkpoint is sound", done.stderr)
+        os.rename(away, begun)  # what was out of reach has come back
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=7")
+        self.assertIn("continues " + os.path.join(folder, "step_00000004.h5"), done.stdout)
 
     def test_own_files_by_other_names_are_own(self):
         deck, run = self.deck(steps=4, every=2), self.out("run")
@@ -371,7 +375,7 @@ class Checkpoints(RunCase):
         text = done.stdout + done.stderr
         self.assertIn("the next attempt follows the next step", text)
         self.assertIn("2 in a row", text)
-        self.assertIn("with checkpoint.keep = 1 the two newest stay until this one is whole", text)
+        self.assertIn("the checkpoints there stay until this one is whole", text)
         self.assertNotIn("lower checkpoint.keep", text)
         self.assertIn("step_00000004.h5", text)
         self.assertEqual(self.status(run)["state"], "failed")

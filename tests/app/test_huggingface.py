@@ -198,8 +198,8 @@ class FromHuggingFace(RunCase):
             self.assertEqual(config["architectures"], stated["architectures"])
             self.assertEqual(config["model_type"], stated["model_type"])
 
-    def test_export_keeps_the_context_length(self):
-        """Of llama3 rope it does not follow from factor and original length."""
+    def test_export_keeps_context_length_and_templates(self):
+        """The length of llama3 rope does not follow from factor and original length."""
         folder, run, out = self.copy_of("llama3"), self.out("run"), self.out("out")
         path = os.path.join(folder, "config.json")
         with open(path) as file:
@@ -207,11 +207,17 @@ class FromHuggingFace(RunCase):
         config["max_position_embeddings"] = 1000
         with open(path, "w") as file:
             json.dump(config, file)
+        template = os.path.join("additional_chat_templates", "tool_use.jinja")
+        os.mkdir(os.path.join(folder, "additional_chat_templates"))
+        with open(os.path.join(folder, template), "w") as file:
+            file.write("{{ tools }}")
         self.run_ballast(1, "train", self.finetune("llama3", folder), "-d", run)
         checkpoint = os.path.join(run, "checkpoints", "step_00000001.h5")
         self.run_ballast(1, "export", checkpoint, out)
         with open(os.path.join(out, "config.json")) as file:
             self.assertEqual(json.load(file)["max_position_embeddings"], 1000)
+        with open(os.path.join(out, template)) as file:
+            self.assertEqual(file.read(), "{{ tools }}")
 
     def test_restart_and_export_do_without_the_folder(self):
         folder, run = self.copy_of("llama3"), self.out("run")
@@ -334,6 +340,15 @@ class FromHuggingFace(RunCase):
         refused("qwen2", config(num_hidden_layers=3), "model.layers.2.")
         refused("qwen2", config(intermediate_size=64), "mlp", "[48, 32]", "[64, 32]")
         refused("qwen2", config(model_type="mixtral"), "mixtral")
+        refused("qwen2", config(partial_rotary_factor=0.5), "partial rotary")
+
+        def both(folder):
+            shutil.copy(os.path.join(folder, "model.safetensors"), os.path.join(folder, "a.st"))
+            index = {"weight_map": {name: "a.st" for name in tensors(folder)}}
+            with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+                json.dump(index, f)
+
+        refused("qwen2", both, "has both model.safetensors and", "which names other files")
         window = "sliding-window attention is not supported"
         refused("mistral", config(sliding_window=64), window)
         layers = ["full_attention", "sliding_attention"]
@@ -375,6 +390,9 @@ class FromHuggingFace(RunCase):
             self.run_ballast(1, "export", checkpoint, self.out("out"), status=1).stderr,
         )
         self.run_ballast(1, "export", checkpoint, self.out("other"), "--dtype", "f16", status=2)
+        os.remove(self.out("out/config.json"))  # as an export leaves it that did not end
+        left = self.run_ballast(1, "export", checkpoint, self.out("out"), status=1).stderr
+        self.assertIn("of an export that did not end", left)
         with open(checkpoint, "r+b") as f:
             f.seek(os.path.getsize(checkpoint) // 2)
             byte = f.read(1)
