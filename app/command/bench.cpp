@@ -91,14 +91,10 @@ int bench_command(const CommandLine& line) {
   const Communicator world = Communicator::world();
   Benchmark benchmark;
   std::vector<BenchCase> cases;
-  std::string problem;
-  try {
+  together(world, [&] {
     benchmark = find_benchmark(line.name);
     cases = cases_of(benchmark, line);
-  } catch (const Error& e) {
-    problem = e.what();
-  }
-  check_all(world, problem.empty(), problem);
+  });
   nlohmann::ordered_json json;
   for (const auto& [name, config, settings] : cases) {
     // One rank's error is nobody's to catch: the others wait for its transfers, and main ends them.

@@ -255,22 +255,14 @@ ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
 }
 
 Config CommandLine::config(const Communicator& world, DeckNeeds needs) const {
-  std::string text, problem;
-  const auto attempt = [&](auto&& work) {
-    try {
-      work();
-    } catch (const Error& e) {
-      problem = e.what();
-    }
-    check_all(world, problem.empty(), problem);
-  };
-  attempt([&] {
+  std::string text;
+  together(world, [&] {
     if (world.rank() == 0) text = read_deck_text(deck_file);
   });
   text = world.broadcast(text, 0);
   Config result;
   std::vector<std::string> notes;
-  attempt([&] {
+  together(world, [&] {
     result = parse_config(text, deck_file, overrides, case_name, needs);
     if (needs.groups && takes_stored_groups(result)) take_stored_groups(result, needs, notes);
   });

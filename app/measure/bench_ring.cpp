@@ -130,18 +130,6 @@ Timing time_together(std::int64_t repeats, const Communicator& world, Device& de
   return {times[times.size() / 2], times.front(), times.back()};
 }
 
-/// Throws on all ranks when `work` throws on one.
-template <class F>
-void on_every_rank(const Communicator& world, F&& work) {
-  std::string problem;
-  try {
-    work();
-  } catch (const Error& e) {
-    problem = e.what();
-  }
-  check_all(world, problem.empty(), problem);
-}
-
 BenchResult described(const RingProblem& p, const RingSide& ring, const BenchSettings& settings,
                       const Device& device) {
   const int ranks = ring.group.plan.ranks(), outer = static_cast<int>(settings.integer("outer"));
@@ -330,7 +318,7 @@ BenchResult run(const BenchSettings& settings) {
           outer);
   std::unique_ptr<BenchDevice> where;
   std::optional<StepProfile> recorded;
-  on_every_rank(world, [&] {
+  together(world, [&] {
     where = std::make_unique<BenchDevice>(settings);
     p.type = settings.float_type(where->device().space());
     if (settings.integer("profile", 0) > 0)

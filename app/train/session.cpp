@@ -74,16 +74,6 @@ class HeardSource final : public IndexSource {
 
 }  // namespace
 
-void together(const Communicator& comm, const std::function<void()>& work) {
-  std::string problem;
-  try {
-    work();
-  } catch (const std::exception& e) {
-    problem = e.what();
-  }
-  check_all(comm, problem.empty(), problem);
-}
-
 Session::Session(const Communicator& world, const Config& config_)
     : config(config_),
       options(RunOptions::from(config)),

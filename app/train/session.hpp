@@ -91,7 +91,4 @@ AdamWOptions adamw_options(const Config& config);
 /// Nothing where the deck's optimizer is another.
 std::optional<MuonOptions> muon_options(const Config& config);
 
-/// Runs `work` on every rank and lets all ranks fail together when one throws.  Collective.
-void together(const Communicator& comm, const std::function<void()>& work);
-
 }  // namespace ballast

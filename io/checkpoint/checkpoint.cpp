@@ -20,7 +20,7 @@ constexpr std::int64_t kPieceElements = std::int64_t{1} << 22;
 
 /// Verifies every element of a file whose envelope was checked, spread over the ranks.  Collective.
 void verify_elements(const CheckpointFile& file, const Communicator& world) {
-  on_all_ranks(world, [&] {
+  together(world, [&] {
     const auto [first, last] = ranges_of_rank(file.datasets(), checksum_ranges(file.datasets()),
                                               world.rank(), world.size());
     file.verify(first, last);
@@ -29,11 +29,11 @@ void verify_elements(const CheckpointFile& file, const Communicator& world) {
 
 /// Opens a file on all ranks after its envelope was checked.  Collective.
 std::unique_ptr<CheckpointFile> open_checked(const std::string& path, const Communicator& world) {
-  on_all_ranks(world, [&] {
+  together(world, [&] {
     if (world.rank() == 0) check_seal(path);
   });
   std::unique_ptr<CheckpointFile> file;
-  on_all_ranks(world, [&] { file = std::make_unique<CheckpointFile>(path); });
+  together(world, [&] { file = std::make_unique<CheckpointFile>(path); });
   return file;
 }
 
@@ -105,7 +105,7 @@ void check_all_wanted(const std::string& path, const Communicator& world,
                            MPI_UINT8_T, MPI_BOR, world.mpi(), requests.data()),
             "comparing a checkpoint with the model");
   wait_all(requests);
-  on_all_ranks(world, [&] {
+  together(world, [&] {
     const auto missing = std::find(wanted.begin(), wanted.end(), 0);
     require(missing == wanted.end(),
             "{}: the model has no parameter {}; the checkpoint is of another model", path,
@@ -166,7 +166,7 @@ class LoadedSums {
                              MPI_UINT64_T, MPI_SUM, world.mpi(), requests.data()),
               "adding up checkpoint sums");
     wait_all(requests);
-    on_all_ranks(world, [&] {
+    together(world, [&] {
       for (std::size_t i = 0; i < ranges_.size(); ++i)
         if (counted_[i] != file_.checksums()[i]) fail_range(i);
     });
@@ -242,11 +242,11 @@ std::string read_sound(const std::string& path, const Communicator& world, Check
       !problem.empty())
     return problem;
   if (std::string misfit = collective_problem([&] {
-        on_all_ranks(world, [&] { check_match(path, file->datasets(), shard); });
+        together(world, [&] { check_match(path, file->datasets(), shard); });
         check_all_wanted(path, world, file->datasets(), shard);
       });
       !misfit.empty()) {
-    on_all_ranks(world, [&] {
+    together(world, [&] {
       if (note) misfit += note(path, file->state());
     });
     check_all(world, false, misfit);
@@ -256,7 +256,7 @@ std::string read_sound(const std::string& path, const Communicator& world, Check
   return collective_problem([&] {
     if (!sums_apply) verify_elements(*file, world);
     LoadedSums sums(*file, path);
-    on_all_ranks(world, [&] {
+    together(world, [&] {
       load(*file, shard, counted, sums);
       if (sums_apply) sums.compare_own();
     });
@@ -279,7 +279,7 @@ void set_best_checkpoint(CheckpointState& state, const BestCheckpoint& best) {
 
 CheckpointState read_checkpoint(const std::string& path, const Communicator& world,
                                 CheckpointShard& shard, const MisfitNote& note) {
-  on_all_ranks(world, [&] { check_shard(shard); });
+  together(world, [&] { check_shard(shard); });
   CheckpointState state;
   const std::string problem = read_sound(path, world, shard, state, note);
   check_all(world, problem.empty(), problem);
@@ -295,10 +295,10 @@ CheckpointState verify_checkpoint(const std::string& path, const Communicator& w
 std::string read_latest(const std::string& dir, const Communicator& world, CheckpointShard& shard,
                         CheckpointState& state, std::vector<std::string>& warnings, bool aside,
                         const MisfitNote& note) {
-  on_all_ranks(world, [&] { check_shard(shard); });
+  together(world, [&] { check_shard(shard); });
   std::string list;
   bool unsound = false;
-  on_all_ranks(world, [&] {
+  together(world, [&] {
     if (world.rank() != 0) return;
     for (std::int64_t step : checkpoint_steps(dir)) list += fmt::format("{}\n", step);
     unsound = holds_damaged(dir);
@@ -321,7 +321,7 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
     }
     warnings.push_back("checkpoint skipped: " + problem);
     std::string name;
-    on_all_ranks(world, [&] {
+    together(world, [&] {
       // One that is out of reach, behind a link or a mount that went, may come back.
       if (aside && world.rank() == 0 && std::ifstream(path).good()) name = set_aside(path);
     });

@@ -249,7 +249,7 @@ CountedPart counted_part(const Communicator& world, const CheckpointShard& shard
 
 std::vector<CheckpointDataset> agree_layout(const Communicator& world,
                                             const CheckpointShard& shard) {
-  on_all_ranks(world, [&] { check_shard(shard); });
+  together(world, [&] { check_shard(shard); });
   const std::string table = table_text(shard);
   const std::vector<Offer> offers = gather_offers(world, shard);
   const std::uint64_t hash = offers[static_cast<std::size_t>(world.rank())].table_hash;
@@ -262,7 +262,7 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world,
   const auto tables = world.all_gather(first_with(hash) == world.rank() ? table : std::string());
 
   std::vector<CheckpointDataset> datasets;
-  on_all_ranks(world, [&] {
+  together(world, [&] {
     const auto filled =
         std::find_if(offers.begin(), offers.end(), [](const Offer& o) { return !o.runs.empty(); });
     require(filled != offers.end(), "checkpoint shards: every rank's shard is empty");
@@ -296,16 +296,6 @@ std::vector<CheckpointDataset> agree_layout(const Communicator& world,
     }
   });
   return datasets;
-}
-
-void on_all_ranks(const Communicator& world, const std::function<void()>& work) {
-  std::string problem;
-  try {
-    work();
-  } catch (const std::exception& error) {
-    problem = *error.what() ? error.what() : "unknown error";
-  }
-  check_all(world, problem.empty(), problem);
 }
 
 }  // namespace ballast

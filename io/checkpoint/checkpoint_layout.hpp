@@ -77,7 +77,4 @@ CountedPart counted_part(const Communicator& world, const CheckpointShard& shard
 /// size or dtype.
 void check_shard(const CheckpointShard& shard);
 
-/// Runs `work` on every rank and lets all ranks throw when one does.  Collective.
-void on_all_ranks(const Communicator& world, const std::function<void()>& work);
-
 }  // namespace ballast

@@ -239,7 +239,7 @@ void CheckpointWriter::lay_out(const CheckpointShard& shard, const CheckpointSta
   for (const CheckpointDataset& d : job.datasets)
     job.outcome.bytes += static_cast<std::int64_t>(d.bytes());
   std::string places;
-  on_all_ranks(world_, [&] {
+  together(world_, [&] {
     require(state.step >= 0 && keep_ >= 1,
             "checkpoint of step {} with checkpoint.keep = {}: neither can be negative, and keep is "
             "at least 1",
@@ -290,7 +290,7 @@ void CheckpointWriter::prepare(const CheckpointShard& shard) {
 }
 
 void CheckpointWriter::hold_snapshot(std::int64_t bytes) {
-  on_all_ranks(world_, [&] {
+  together(world_, [&] {
     if (snapshot_.defined() && static_cast<std::int64_t>(snapshot_.bytes()) >= bytes) return;
     snapshot_ = Tensor();
     snapshot_ = Tensor::empty({bytes}, DType::u8, pinned_device(), MemoryCategory::offloaded);
@@ -353,7 +353,7 @@ void CheckpointWriter::write_in_rounds(const CheckpointShard& shard) {
       world_.all_reduce((places + room - 1) / std::max<std::int64_t>(room, 1), Reduction::max);
   for (std::int64_t r = 0; r < rounds; ++r) {
     CheckpointShard part;
-    on_all_ranks(world_, [&] {
+    together(world_, [&] {
       part = places_on_host(shard, std::min(places, r * room), std::min(places, (r + 1) * room));
     });
     write(part);
@@ -404,7 +404,7 @@ bool CheckpointWriter::threads_done(bool wait) {
 
 void CheckpointWriter::join_all() {
   if (thread_.joinable()) thread_.join();
-  on_all_ranks(world_, [&] { require(thread_problem_.empty(), "{}", thread_problem_); });
+  together(world_, [&] { require(thread_problem_.empty(), "{}", thread_problem_); });
 }
 
 void CheckpointWriter::begin_check() {
@@ -416,7 +416,7 @@ void CheckpointWriter::begin_check() {
                            MPI_UINT64_T, MPI_SUM, world_.mpi(), requests.data()),
             "adding up checkpoint sums");
   wait_all(requests);
-  on_all_ranks(world_, [&] {
+  together(world_, [&] {
     if (world_.rank() != 0) return;
     const RawFile file(job.partial, true);
     file.write(job.places.checksums, job.sums.data(), job.sums.size() * sizeof(std::uint64_t));
@@ -428,7 +428,7 @@ void CheckpointWriter::begin_check() {
         "{}: the file's structure is not what was written", job.partial);
   });
   // What the storage gives back, structure and state included, must be what the ranks hold.
-  on_all_ranks(world_, [&] {
+  together(world_, [&] {
     job.file = std::make_unique<CheckpointFile>(job.partial);
     const CheckpointFile& file = *job.file;
     bool same = file.checksums() == job.sums && (world_.rank() != 0 || file.state() == job.state) &&
@@ -448,7 +448,7 @@ void CheckpointWriter::publish() {
   join_all();
   job.outcome.check_s = world_.all_reduce(std::exchange(job.thread_s, 0), Reduction::max);
   job.file.reset();
-  on_all_ranks(world_, [&] {
+  together(world_, [&] {
     if (world_.rank() != 0) return;
     fs::rename(job.partial, job.path);
     job.partial.clear();

@@ -6,6 +6,7 @@
 
 #include "core/base/error.hpp"
 #include "io/checkpoint/checkpoint_envelope.hpp"
+#include "parallel/comm/waits.hpp"
 
 namespace ballast {
 namespace {
@@ -79,7 +80,7 @@ SharedPages share_pages(const Communicator& world, const std::vector<CheckpointD
     }
   std::sort(runs.begin(), runs.end(),
             [](const auto& a, const auto& b) { return a.offset < b.offset; });
-  on_all_ranks(world, [&] {
+  together(world, [&] {
     for (std::size_t p = 0; p < shared.pages_.size(); ++p) {
       SharedPages::Run& page = shared.pages_[p];
       for (const SharedPages::Run& run : runs)

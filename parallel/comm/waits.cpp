@@ -238,6 +238,18 @@ void check_all(const Communicator& comm, bool condition, const std::string& mess
   throw CollectiveError(comm.broadcast(message, static_cast<int>(first)));
 }
 
+void together(const Communicator& comm, const std::function<void()>& work) {
+  std::string problem;
+  bool done = false;
+  try {
+    work();
+    done = true;
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  check_all(comm, done, problem);
+}
+
 void fail_here(const std::string& message) {
   // Rank 0's abort ends the others while they wait here, so that a mistake that all share is
   // printed once.

@@ -59,6 +59,9 @@ class CollectiveError : public Error {
 /// Collective: when any rank's condition is false, every rank throws CollectiveError with the
 /// message of the lowest such rank.
 void check_all(const Communicator& comm, bool condition, const std::string& message);
+/// Collective: runs `work` on every rank, and all ranks throw CollectiveError when it throws on
+/// one.
+void together(const Communicator& comm, const std::function<void()>& work);
 /// Name of this machine, for tables and messages.
 std::string host_name();
 /// One rank: prints rank, host, message and (outside a catch block) the last event, then aborts all
