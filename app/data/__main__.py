@@ -3,7 +3,6 @@ import argparse
 import errno
 import math
 import os
-import shutil
 import sys
 
 sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
@@ -109,15 +108,13 @@ def build(options):
     if options.eos and "eos_token" not in made["template_tokens"]:
         print(f"{options.tokenizer} names no eos_token: texts get no end token")
     folder = options.out + ".parts"
-    if options.restart:
-        shutil.rmtree(folder, ignore_errors=True)
     if os.path.exists(options.out) and not options.force:
-        if finished(options.out, made, folder):
+        if not options.restart and finished(options.out, made, folder):
             print(f"{options.out} is complete")
             return 0
         raise DataError(f"{options.out} exists; --force replaces it")
     groups = readers.pieces(paths, int(options.shard_mib * (1 << 20)))
-    journal = Journal(folder, made)
+    journal = Journal(folder, made, options.restart)
     if journal.records:
         print(f"going on: {len(journal.records)} of {len(groups)} shards are there")
     workers.make_shards(groups, made, journal, options.workers)
@@ -152,7 +149,7 @@ def finished(path, recipe, folder):
 
     from errors import DataError
     from recipe import digest
-    from shards import Journal
+    from shards import JOURNAL, Journal
 
     if not os.path.isdir(folder):
         return False
@@ -160,11 +157,11 @@ def finished(path, recipe, folder):
         same = file.attrs.get("recipe_crc32") == digest(recipe)
     if not same:
         return False
-    journal = os.path.join(folder, "journal.jsonl")
+    journal = os.path.join(folder, JOURNAL)
     if os.path.exists(journal) and os.stat(journal).st_mtime_ns > os.stat(path).st_mtime_ns:
         raise DataError(f"{path}: a build that replaces it was stopped; --force goes on with it")
-    Journal(folder, recipe)  # which knows the inputs' times, as the file does not
-    shutil.rmtree(folder)
+    for line in Journal(folder, recipe).remove():  # it knows the inputs' times, the file does not
+        print(line)
     return True
 
 
@@ -179,8 +176,7 @@ def finish(options, recipe, journal, summary):
             print(line)
         raise DataError("no sample is left")
     lengths = assemble.write(options.out, journal.folder, records, recipe)
-    shutil.rmtree(journal.folder)
-    for line in summary.text(records, lengths, recipe["loss_on"]):
+    for line in [*journal.remove(), *summary.text(records, lengths, recipe["loss_on"])]:
         print(line)
     for line in summary.plan(options.out, lengths.max(), options.ranks, options.pairs):
         print(line)

@@ -2,6 +2,7 @@
 import json
 from dataclasses import dataclass
 
+import strict_json
 from errors import RowError
 from tools import calls_of, tools_of
 
@@ -83,7 +84,7 @@ def listed_messages(value, name):
     """A list of messages, which tables often hold as JSON."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = strict_json.loads(value)
         except (ValueError, RecursionError) as error:
             raise RowError(f"{name!r} holds text that is no JSON: {error}") from error
     if not isinstance(value, list):

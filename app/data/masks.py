@@ -118,6 +118,7 @@ class Encoder:
         if sample.tools and not self.chat.reads_tools():
             self.count("conversations with tools, which the chat template does not read")
         sample = self.without_skipped_calls(sample)
+        self.refuse_open_thoughts(sample)
         self.refuse_lost_reasoning(sample)
         if self.chat.marks(sample.tools) and not self.asked_of_others(sample):
             return [self.by_marks(sample)]
@@ -193,10 +194,22 @@ class Encoder:
                 " into the content keep it; else take it out of the rows"
             )
 
-    def refuse_lost_thought(self, chat, i):
-        """Errors: RowError of a thought in the content of a message that has none as rendered."""
+    def refuse_open_thoughts(self, chat):
+        """Errors: RowError of an answer that begins with a thought which does not end.  Counts
+        thoughts that are opened later."""
+        for i, message in enumerate(chat.messages):
+            answer = message["role"] == "assistant" and self.wanted(chat, i)
+            if answer and self.chat.thinks(chat.tools):
+                if thinking.opens_without_end(message, i + 1):
+                    self.count("answers with <think> behind their beginning and no </think>")
+
+    def refuse_lost_thought(self, chat, i, answer):
+        """Errors: RowError of a thought in the content of a message that has none, or not all of
+        it, as rendered."""
         if thinking.CLOSE in (chat.messages[i].get("content") or ""):
-            raise thinking.LostThought(i + 1)
+            if thinking.CLOSE not in answer:
+                raise thinking.LostThought(i + 1)
+            thinking.refuse_lost_part(chat.messages[i], i + 1, answer)
 
     def count_unusual_roles(self, chat):
         """Names that are misspelt carry no loss, so they are told; a few of them."""
@@ -237,8 +250,7 @@ class Encoder:
         loss = [span for i, span in zip(answers, spans) if self.wanted(chat, i)]
         if answers and self.wanted(chat, answers[-1]):
             before = spans[-2][1] if len(spans) > 1 else 0
-            if thinking.CLOSE not in text[before : spans[-1][1]]:
-                self.refuse_lost_thought(chat, answers[-1])
+            self.refuse_lost_thought(chat, answers[-1], text[before : spans[-1][1]])
         self.count("conversations masked by the template's generation marks")
         return Rendered(chat, text, loss, begins)
 
@@ -266,6 +278,7 @@ class Encoder:
             if wanted:
                 loss.append((begin, self.without_space(text, begin, ends[i + 1])))
                 self.refuse_cut_thought(chat, i, text[slice(*loss[-1])])
+                thinking.refuse_lost_part(messages[i], i + 1, text[slice(*loss[-1])])
             begins.append((begin if begins else 0, messages[i]["role"]))
         self.count("conversations masked by rendered prefixes")
         self.count_thoughtless(thoughtless)
@@ -285,7 +298,10 @@ class Encoder:
     def refuse_cut_thought(self, chat, i, answer):
         """Errors: NotAPrefix of an earlier answer that the template cuts its thought off."""
         message = chat.messages[i]
-        cut = thinking.CLOSE in (message.get("content") or "") and thinking.CLOSE not in answer
+        content = message.get("content") or ""
+        cut = thinking.CLOSE in content and thinking.CLOSE not in answer
+        if i + 1 == len(chat.messages):  # an empty one may stand in the prompt
+            cut = cut and bool(thinking.thought_of(content))
         if not cut and (told := message.get("reasoning_content")):
             # Other templates may write reasoning in a form of their own.
             cut = self.chat.thinks(chat.tools) and told.strip() not in answer
@@ -331,6 +347,7 @@ class Encoder:
                 self.count_thoughtless(thoughtless)
                 begin = self.end_of(turn, i, True, text, True)
                 span = (begin, self.without_space(text, begin, len(text)))
+                thinking.refuse_lost_part(message, i + 1, text[slice(*span)])
                 begins = [(0, chat.messages[0]["role"]), (begin, "assistant")][0 if begin else 1 :]
                 made.append(Rendered(turn, text, [span], begins))
         return made

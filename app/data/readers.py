@@ -9,12 +9,14 @@ import re
 import sys
 from collections import namedtuple
 
+import strict_json
 from errors import DataError, Unreadable, refuse_irregular
 from tools import of_table
 
 LONGEST_TEXT = 16 << 20  # a longer text file becomes several documents, cut at line ends
 STREAM_END = b"\xff" * 4 + bytes(4)  # of an Arrow stream
 BLOCK_BYTES = 1 << 22
+BETWEEN_ELEMENTS = re.compile(r"[ \t\r\n,]*")
 FORMATS = {
     ".jsonl": "lines",
     ".ndjson": "lines",
@@ -432,12 +434,18 @@ def line_rows(piece):
                 yield (piece.path, at), parsed(line)
 
 
+class RepeatedKey(Unreadable):
+    """A row, or a piece of an array, in which an object has a key twice."""
+
+
 def parsed(raw):
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return Unreadable("no UTF-8 but UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
     try:
         # Of bytes, json would guess the encoding of every line on its own.
-        return json.loads(raw.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
+        return strict_json.loads(raw.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
+    except strict_json.RepeatedKey as error:
+        return RepeatedKey(str(error))
     except (ValueError, RecursionError) as error:
         return Unreadable(f"no JSON: {error}")
 
@@ -447,10 +455,22 @@ def array_rows(piece):
         stream.seek(piece.begin)
         raw = stream.read(piece.end - piece.begin).strip(b" \t\r\n,")
     found = parsed(b"[" + raw + b"]")
+    if isinstance(found, RepeatedKey):
+        found = one_by_one(raw.decode("utf-8"))
     if isinstance(found, Unreadable):
         raise DataError(f"{piece.path}, from byte {piece.begin}: {found.reason}")
     for number, row in enumerate(found):
         yield (piece.path, f"byte {piece.begin}, element {number}"), row
+
+
+def one_by_one(text):
+    """Elements of a piece of an array, each parsed alone: one with a key twice is a bad row."""
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while at < len(text):
+        end = decoder.raw_decode(text, at)[1]
+        found.append(parsed(text[at:end].encode()))
+        at = BETWEEN_ELEMENTS.match(text, end).end()
+    return found
 
 
 def text_rows(piece):

@@ -10,7 +10,7 @@ import readers
 import template
 from errors import DataError, refuse_pointer
 
-VERSION = 4
+VERSION = 5
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -60,6 +60,17 @@ def file_mark(path):
     return [path, status.st_size, mark, status.st_mtime_ns]
 
 
+def files_of_tokenizer(folder):
+    """{name: CRC-32} of the files that decide ids beside the table: merges, how added tokens match,
+    names of special tokens."""
+    made = {}
+    for name in template.TOKENIZER_FILES:
+        if os.path.isfile(path := os.path.join(folder, name)):
+            with open(path, "rb") as stream:
+                made[name] = zlib.crc32(stream.read())
+    return made
+
+
 def template_arguments(listed):
     """NAME=VALUE as JSON, or as Python's words for it; other bare words as text."""
     made = {}
@@ -99,6 +110,7 @@ def make(options, paths):
         "tokenizer": options.tokenizer,
         "tokenizer_tokens": len(table),
         "tokenizer_crc32": table_checksum(table),
+        "tokenizer_files": files_of_tokenizer(options.tokenizer),
         "template": source,
         "template_tokens": tokens,
         "template_arguments": template_arguments(options.template_arg),

@@ -5,6 +5,7 @@ comes after that.  So whatever a killed run leaves is either whole and listed, o
 import fcntl
 import json
 import os
+import re
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from recipe import difference
 # File of a shard -> its type.  index: for each document tokens, messages, row within the shard.
 PARTS = {"tokens": "<i4", "mask": "u1", "index": "<i8", "messages": "<i8"}
 INDEX_COLUMNS, MESSAGE_COLUMNS = 3, 2
+JOURNAL = "journal.jsonl"
+OWN_FILE = re.compile(rf"{re.escape(JOURNAL)}|\d{{6,}}\.({'|'.join(PARTS)})(\.part)?")
 NUMBERS = {role: number for number, role in enumerate(ROLES)}
 
 
@@ -26,6 +29,13 @@ def sync(path):
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
+
+
+def clear(folder):
+    """Removes what builds write in a folder, and nothing else.  The journal goes first, so that
+    what a kill leaves of the shards is not listed."""
+    for name in sorted(filter(OWN_FILE.fullmatch, os.listdir(folder)), reverse=True):
+        os.remove(os.path.join(folder, name))
 
 
 class ShardWriter:
@@ -85,13 +95,16 @@ def is_whole(folder, record):
 
 
 class Journal:
-    """FOLDER/journal.jsonl: the recipe, then a line for every shard that is whole."""
+    """FOLDER/journal.jsonl: the recipe, then a line for every shard that is whole.  restart: what
+    is there of another run is removed."""
 
-    def __init__(self, folder, recipe):
+    def __init__(self, folder, recipe, restart=False):
         self.folder, self.records = folder, {}
-        path = os.path.join(folder, "journal.jsonl")
+        path = os.path.join(folder, JOURNAL)
         os.makedirs(folder, exist_ok=True)
         self.lock()
+        if restart:  # behind the lock: the shards may be those of a run that is at work
+            clear(folder)
         known = os.path.isfile(path) and self.read(path, recipe)
         self.stream = open(path, "a" if known else "w", encoding="utf-8")
         if not known:
@@ -112,10 +125,17 @@ class Journal:
         with open(path, "rb") as stream:
             raw = stream.read()
         whole = raw[: raw.rfind(b"\n") + 1]
-        lines = [json.loads(line) for line in whole.splitlines()]
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            begun = lines[0]["recipe"] if lines else None
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{path} is no journal of ballast-data; --restart removes it, or --out names"
+                " another file"
+            ) from error
         if len(lines) < 2:  # nothing is made yet, so nothing can contradict
             return False
-        if changed := difference(lines[0]["recipe"], recipe):
+        if changed := difference(begun, recipe):
             raise DataError(
                 f"{self.folder} was begun with other {', '.join(changed)}; --restart begins anew"
             )
@@ -124,6 +144,16 @@ class Journal:
             record["shard"]: record for record in lines[1:] if is_whole(self.folder, record)
         }
         return True
+
+    def remove(self):
+        """Removes the shards, and the folder unless it holds more.  Returns lines on what stays."""
+        self.stream.close()
+        clear(self.folder)
+        if left := sorted(os.listdir(self.folder)):
+            return [f"{self.folder} stays: it holds {', '.join(left)[:200]}, which no build wrote"]
+        if not os.path.islink(self.folder):
+            os.rmdir(self.folder)
+        return []
 
     def add(self, record):
         self.records[record["shard"]] = record

@@ -6,6 +6,7 @@ import re
 from errors import RowError
 
 OPEN, CLOSE = "<think>", "</think>"
+TAG = re.compile("</?think>")
 OPENED, CLOSED = re.compile(OPEN + r"\s*\Z"), re.compile(CLOSE + r"\s*\Z")
 
 
@@ -27,6 +28,7 @@ def whole(text, prompt, message, number):
     content, opened = message.get("content") or "", OPENED.search(prompt)
     if CLOSED.search(prompt):
         refuse_thought(content, message, number)
+        return text, False  # what the content has is an empty thought, as the prompt does
     opened = opened[0] if opened else ""
     head = prompt[: len(prompt) - len(opened)]
     rest = text[len(head) :]
@@ -70,10 +72,40 @@ def cut_off(content, rest, opened, number):
     raise LostThought(number)
 
 
+def opens_without_end(message, number):
+    """Whether an answer opens a thought behind its beginning and does not end it; text may speak of
+    <think> there.  Errors: RowError where the answer begins with such a thought."""
+    behind = (message.get("content") or "").rpartition(CLOSE)[2]
+    if behind.lstrip().startswith(OPEN):
+        raise RowError(
+            f"message {number} opens a thought with {OPEN} that has no {CLOSE}, and a model would"
+            " learn to end its turn inside one; end the thought, or leave the row out with"
+            " --bad-rows skip"
+        )
+    return OPEN in behind
+
+
+def refuse_lost_part(message, number, answer):
+    """Errors: RowError of a content with a thought, of which the answer as rendered lacks a part:
+    templates keep one thought and what is behind the last one."""
+    content, at = message.get("content") or "", 0
+    for part in TAG.split(content) if CLOSE in content else ():
+        if (found := answer.find(part.strip(), at)) < 0:
+            raise RowError(
+                f"the chat template leaves out {part.strip()[:40]!r} of the content of message"
+                f" {number}, which has more than one thought or text before it; write one thought"
+                " in front of the answer, or leave the row out with --bad-rows skip"
+            )
+        at = found + len(part.strip())
+
+
+def thought_of(content):
+    return content.rpartition(CLOSE)[0].replace(OPEN, "").strip()
+
+
 def refuse_thought(content, message, number):
     """Errors: RowError of an answer with a thought behind a prompt that rules thoughts out."""
-    thought = content.rpartition(CLOSE)[0].replace(OPEN, "") + message.get("reasoning_content", "")
-    if thought.strip():
+    if thought_of(content) or message.get("reasoning_content", "").strip():
         raise RowError(
             f"message {number} holds thinking, but what the chat template begins its answer with"
             f" ends in {CLOSE}, which rules it out; turn thinking on (--template-arg"

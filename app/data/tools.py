@@ -1,7 +1,6 @@
 """Tools of a row and calls of a message in the form that chat templates expect: lists of objects,
 which tables hold as text or with every key of every entry."""
-import json
-
+import strict_json
 from errors import RowError
 
 
@@ -44,7 +43,7 @@ def unpacked(value, name):
         if not isinstance(value, str):
             return value
         try:
-            value = json.loads(value) if value.strip() else None
+            value = strict_json.loads(value) if value.strip() else None
         except (ValueError, RecursionError) as error:
             raise RowError(f"{name}: no JSON: {error}") from error
     return value

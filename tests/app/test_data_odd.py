@@ -196,6 +196,40 @@ class Columns(Odd):
         self.assertEqual(*self.documents())
 
 
+class KeysTwice(Odd):
+    """Of such a row one of both values would be lost."""
+
+    SOUND = json.dumps({"messages": Odd.CHAT})
+    TWICE = (
+        '{"messages": [{"role": "user", "content": "a"},'
+        ' {"role": "assistant", "content": "b", "content": ""}]}'
+    )
+
+    def test_they_are_refused_with_their_place(self):
+        lines = f"{self.SOUND}\n{self.TWICE}\n".encode()
+        self.refused(lines, "odd.jsonl:2", "'content' stands twice")
+        rows = b'{"text": "a", "text": "b"}\n'
+        self.refused(rows, "odd.jsonl:1", "'text' stands twice")
+        array = f"[{self.SOUND},\n {self.TWICE} , {self.SOUND}]".encode()
+        self.refused(array, "element 1", "'content' stands twice", name="odd.json")
+        row = {"messages": json.dumps(self.CHAT).replace('"role"', '"role": "x", "role"', 1)}
+        self.refused(json.dumps(row).encode(), "odd.jsonl:1", "'role' stands twice")
+        row = {"messages": self.CHAT, "tools": '[{"name": "a", "name": "b"}]'}
+        self.refused(json.dumps(row).encode(), "odd.jsonl:1", "tools", "'name' stands twice")
+
+    def test_skipping_takes_them_alone(self):
+        for name, text in (
+            ("chat.jsonl", f"{self.TWICE}\n{self.SOUND}\n{self.SOUND}\n"),
+            ("chat.json", f"[{self.SOUND},{self.TWICE}\n,\n{self.SOUND}]"),
+        ):
+            with open(self.out(name), "w") as f:
+                f.write(text)
+            options = ["--bad-rows", "skip", "--force", "--restart"]
+            said = self.build(self.out(name), options=options)
+            self.assertIn("1 bad rows skipped: the key 'content' stands twice", said)
+            self.assertEqual(len(self.documents()), 2)
+
+
 class Encodings(Odd):
     def test_byte_order_marks(self):
         mark, line = b"\xef\xbb\xbf", b'{"text": "ring"}\r\n'

@@ -184,6 +184,32 @@ class CutAtTheThought(Thinking):
         self.take(R1)
         self.refusal([user("ring"), answer("x</think>y", thinking="z")], "leave one out")
 
+    def test_an_answer_that_opens_a_thought_without_an_end_is_refused(self):
+        for template, options in (
+            (R1, []),
+            (FIRST, []),
+            (V31, ["--template-arg", "thinking=false"]),
+            (QWEN3, []),
+            (QWEN3, ["--template-arg", "enable_thinking=false", "--turns"]),
+        ):
+            self.take(template)
+            for said in ("<think>chunk of", "<think></think>\n\n<think>\nstripe"):
+                row = [user("ring"), answer(said)]
+                self.refusal(row, "message 2", "<think> that has no </think>", options=options)
+            row[1]["weight"] = 0  # what carries no loss is not learnt
+            row += [user("ring"), answer("<think>x</think>stripe" if template == R1 else "stripe")]
+            self.assertEqual(len(self.parts(row, options=options)), 1)
+        row = [user("ring"), answer("<think>x", reasoning_content="chunk of")]
+        self.refusal(row, "<think> that has no </think>")
+        self.parts(row, [user("ring"), answer("stripe")], options=["--bad-rows", "skip"])
+        self.assertIn("1 bad rows skipped: message 2 opens a thought", self.said)
+
+    def test_a_thought_that_is_opened_later_may_be_text_and_is_counted(self):
+        self.take(R1)
+        ((_, learnt, _),) = self.parts([user("ring"), answer("the tag <think> of a stripe")])
+        self.assertIn("the tag <think> of a stripe" + END, learnt)
+        self.assertIn("1 answers with <think> behind their beginning and no </think>", self.said)
+
     def test_pairs(self):
         self.take(R1)
         said = [answer(f"<think>\n{t}\n</think>\n\nstripe") for t in ("chunk of", "1234")]
@@ -216,6 +242,30 @@ class KeptBehindTheLastQuestion(Thinking):
         )
         self.assertEqual(before, asked(user("ring")) + "<think>\n\n</think>\n\n")
         self.assertEqual(learnt, "stripe" + END)
+
+    def test_an_empty_thought_behind_one_of_the_prompt_is_learnt_once(self):
+        row = [user("ring"), answer("<think>\n\n</think>\n\nstripe")]
+        for more in ([], ["--turns"]):
+            options = ["--template-arg", "enable_thinking=false", *more]
+            ((before, learnt, _),) = self.parts(row, options=options)
+            self.assertEqual(before, asked(user("ring")) + "<think>\n\n</think>\n\n")
+            self.assertEqual(learnt, "stripe" + END)
+
+    def test_a_part_of_a_content_that_would_vanish_is_refused(self):
+        said = {
+            "<think>1</think>chunk of<think>2</think>stripe": "chunk of",
+            "chunk of\n<think>1</think>stripe": "chunk of",
+            "<think>1 <think>2</think>stripe": "1",
+        }
+        first = [user("ring"), answer("1234", weight=0)]
+        for text, lost in said.items():
+            for before, more in (([], []), ([], ["--turns"]), (first, []), (first, ["--turns"])):
+                row = [*before, user("ring"), answer(text)]
+                words = (f"leaves out {lost!r} of the content of message {len(row)}", "--bad-rows")
+                self.refusal(row, *words, options=more)
+        self.take(R1)  # which gets the whole thought put back
+        ((_, learnt, _),) = self.parts([user("ring"), answer(next(iter(said)))])
+        self.assertEqual(learnt, next(iter(said)).removeprefix("<think>") + END)
 
     def test_a_thought_that_the_prompt_rules_out_is_refused(self):
         for message in (answer("<think>\nx\n</think>\n\nstripe"), answer("stripe", thinking="x")):
