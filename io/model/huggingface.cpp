@@ -222,6 +222,19 @@ void carry_over(const std::string& base, const std::string& dir, json& config) {
     config[length] = stated[length];
 }
 
+/// Beside other weights, those written there would not be the ones that are read.
+void refuse_other_weights(const std::string& dir) {
+  require(!fs::exists(dir + "/config.json"), "{}: holds a model already; choose an empty folder",
+          dir);
+  for (const fs::directory_entry& entry : fs::directory_iterator(dir)) {
+    const std::string name = entry.path().filename().string();
+    require(!name.ends_with(".safetensors") && name != kIndexFile,
+            "{}: {} is of another model, or of an export that did not end; remove it or choose an "
+            "empty folder",
+            dir, name);
+  }
+}
+
 }  // namespace
 
 ModelShape read_huggingface_config(const std::string& dir) {
@@ -309,16 +322,7 @@ void write_huggingface(const std::string& dir, const ModelShape& shape,
   std::error_code error;
   fs::create_directories(dir, error);
   require(!error, "{}: cannot be made: {}", dir, error.message());
-  require(!fs::exists(dir + "/config.json"), "{}: holds a model already; choose an empty folder",
-          dir);
-  // Beside other weights, those written here would not be the ones that are read.
-  for (const fs::directory_entry& entry : fs::directory_iterator(dir)) {
-    const std::string name = entry.path().filename().string();
-    require(!name.ends_with(".safetensors") && name != kIndexFile,
-            "{}: {} is of another model, or of an export that did not end; remove it or choose an "
-            "empty folder",
-            dir, name);
-  }
+  refuse_other_weights(dir);
   const std::int64_t element = dtype == "BF16" ? 2 : 4;
   // Cut the table into files.
   std::vector<std::pair<std::size_t, std::size_t>> files;
