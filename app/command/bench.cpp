@@ -1,22 +1,13 @@
 #include "app/measure/bench.hpp"
 
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <optional>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
 #include "core/base/nearest_name.hpp"
-#include "core/base/precision.hpp"
 #include "core/config/run_options.hpp"
 #include "parallel/comm/comm.hpp"
 #include "parallel/comm/waits.hpp"
-
-#ifdef BALLAST_HAVE_CUDA
-#include "kernels/cuda/runtime/device.hpp"
-#include "parallel/comm/nccl_group.hpp"
-#endif
 
 namespace ballast {
 

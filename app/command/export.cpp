@@ -1,7 +1,6 @@
 // ballast export: the weights of a checkpoint as a Hugging Face folder, adapters merged in, or the
 // adapters alone as a PEFT folder.  The model's shape comes from the deck inside the checkpoint.
 #include <filesystem>
-#include <fstream>
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"

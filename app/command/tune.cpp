@@ -3,7 +3,6 @@
 #include "core/search/tune.hpp"
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>

@@ -1,6 +1,5 @@
 // bench gemm: the matrix product that every other figure is compared with, by BLAS on the host and
 // cuBLASLt on the GPU.
-#include <algorithm>
 #include <cmath>
 
 #include "app/measure/bench.hpp"

@@ -1,6 +1,7 @@
 // `ballast bench heads DECK`: searches the pattern of every head for attention.pattern = "by_head"
 // on the deck's model and data, and writes the table.  Idea: MInference (Jiang et al., 2024).
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -180,6 +181,21 @@ class HeadSearch {
   Measured found_;
 };
 
+/// Refuses a budget that some head has no candidate for.
+void require_within(const Measured& found) {
+  double least = 0;  // budget that every head can keep to
+  for (int layer = 0; layer < found.layers; ++layer)
+    for (int head = 0; head < found.heads; ++head)
+      least = std::max(
+          least,
+          found.pairs(found.best(layer, head, [](const HeadRule&) { return true; }), layer, head));
+  const double remedy = std::ceil(least * 1000) / 1000;
+  require(least <= found.budget,
+          "bench heads: pairs = {} is too few for some head: its least pattern computes {:.3f} of "
+          "its visible pairs on these samples; set pairs={:.3f} or more, or search longer samples",
+          found.budget, remedy, remedy);
+}
+
 struct Chosen {
   double recall = 0, pairs = 0;  ///< mean over heads
   std::int64_t dense = 0;        ///< heads that stay dense
@@ -268,6 +284,7 @@ BenchResult run(const Config& deck, const BenchSettings& settings) {
           "bench heads: no sample of {} is longer than attention.last_q = {}; shorter ones are "
           "dense whatever the table says",
           samples.size(), session.options.attention.last_q);
+  require_within(found);
   const double dense_below = settings.real("dense_below", 0, 1);
   BenchResult result;
   result.text = fmt::format("heads: {}: {} of the pairs, {} queries of {} {}; {} candidates\n",

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "app/measure/attention_sample.hpp"
 #include "app/measure/budgeted_attention.hpp"

@@ -20,7 +20,7 @@ struct GroupRule {
   const char* group;
 };
 // The first that fits counts.
-constexpr std::array<GroupRule, 26> kRules = {{
+constexpr std::array<GroupRule, 27> kRules = {{
     {"attention_forward", "attention forward"},
     {"forward_plain", "attention forward"},
     {"merge_kernel", "attention forward"},
@@ -38,6 +38,7 @@ constexpr std::array<GroupRule, 26> kRules = {{
     {"rope", "RoPE"},
     {"_cross_entropy_cu", "loss"},
     {"_adamw_cu", "optimizer and gradient norm"},
+    {"_muon_cu", "optimizer and gradient norm"},
     {"_embedding_cu", "embedding"},
     {"3cub", "embedding"},
     {"_elementwise_cu", "copies, additions, biases"},

@@ -9,8 +9,6 @@
 #include <sstream>
 #include <utility>
 
-#include "core/base/error.hpp"
-
 namespace ballast {
 
 struct StepLog::Impl {

@@ -20,19 +20,11 @@ namespace {
 double rank_bytes(const Config& config, const RunOptions& options, std::int64_t tokens, int ranks,
                   int layers, const TableCosts* table) {
   const MeshShape& mesh = options.mesh;
-  StageMemory in;
+  StageMemory in = run_memory(config, options);
   in.model = options.model;
   in.layers = options.model.layers;
   in.parameters = options.model.parameters();
-  in.replicas = mesh.replicas();
-  in.zero = config.optimizer.zero;
-  in.bf16_moments = config.optimizer.bf16_moments();
-  in.bf16_gradients = config.optimizer.bf16_gradients();
-  in.type = config.run.type();
-  in.fp8 = config.run.fp8();
   in.recompute = {Recompute::full, layers};
-  in.head_chunk_tokens = config.model.head_chunk_tokens;
-  in.host = config.run.backend == Backend::host;
   for (const StageMuon& muon : stage_muon(config, options)) muon.add_to(in);
   RankMicroBatch part;
   part.split = joined_split(mesh, ranks, options.model.query_heads);

@@ -56,7 +56,6 @@ class PlannedRun {
   /// UnplannableStep, and others of what it is timed by.
   Step next();
 
-  const RunOptions& options() const { return options_; }
   const SimulationOptions& simulation() const { return simulation_; }
 
  private:
@@ -80,7 +79,6 @@ struct RunFacts {
   std::int64_t steps = 0;
   std::size_t micro_batches = 0, recomputed = 0;
   std::vector<int> live;  ///< [stage] most live activations
-  StepTerms terms;
   void add(const PlannedRun::Step& step);
   double mean(double sum) const { return steps > 0 ? sum / static_cast<double>(steps) : 0; }
   double mean_step_s() const { return mean(step_s); }

@@ -11,7 +11,6 @@ class Change:
     gain: float = None  # of tokens per second, by the simulator; None: not asked
     step_s: tuple = ()  # simulated, as it is and with the change
     bytes: tuple = ()  # of the fullest rank, likewise
-    refused: str = ""  # why the deck does not run with it
 
     def text(self):
         return " ".join(f"{key}={value}" for key, value in self.settings.items())

@@ -10,7 +10,7 @@ import metrics
 import prediction
 import ring
 import starts
-from load import BESIDE, KINDS, USEFUL, code, codes
+from load import BESIDE, KINDS, USEFUL, code, codes, step_plans
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
 CATEGORIES = {
@@ -92,6 +92,8 @@ class Analysis:
     # rows of the plans "recall" and "coverage" (app/observe/recall_rows.hpp), None without any
     recall: np.ndarray = None
     coverage: np.ndarray = None
+    # [row of coverage, 2]: queries that it speaks of, and those of them that recall measures
+    coverage_queries: np.ndarray = None
     drift: np.ndarray = None  # step, layer, head, queries, recall now, recall of the index before
     memory: dict = field(default_factory=dict)  # category -> [rank] bytes
     overheads: dict = field(
@@ -121,6 +123,7 @@ def analyse(run):
     a.recall, a.coverage, a.drift = (
         _plan_rows(a, kind) for kind in ("recall", "coverage", "drift")
     )
+    a.coverage_queries = _coverage_queries(a)
     _window_notes(a)
     _overheads(a)
     _memory(a)
@@ -283,6 +286,37 @@ def _plan_rows(a, kind):
     return np.array(rows, float) if rows else None
 
 
+def _coverage_queries(a):
+    """Of every row of a.coverage: the queries of its micro-batch, as the step's plan has them, and
+    those that recall measures, which leaves out segments that are dense whatever the budget."""
+    if a.coverage is None:
+        return None
+    plans, rows = step_plans(a.run.traces), []
+    tokens = {
+        place: sum(s[2] - s[1] for s in plans[place[0]]["micro_batches"][number]["segments"])
+        for place, number in batches.numbers(a).items()
+    }
+    for rank in a.ranks:
+        trace = a.run.traces[rank]
+        recalls = trace.executed("recall")
+        measured = {tuple(row[:4]): row[6] for recall in recalls for row in recall}
+        for step, choices in trace.executed_by_step("coverage"):
+            (session,) = starts.session_numbers(a, [step])
+            dp = starts.session_of_rank(trace, session).at.get("dp", 0)
+            for row in choices:
+                known, place = measured.get(tuple(row[:4]), 0), (step, dp, row[1])
+                rows.append((max(known, tokens.get(place, 0)), known))
+    return np.array(rows, float)
+
+
+def _told(a, chosen):
+    """Coverage of these rows over the queries that recall measures: the dense ones of a micro-batch
+    are told as 1.  NaN without any."""
+    queries, measured = a.coverage_queries[chosen].T
+    held = a.coverage[chosen, 5] * queries - (queries - measured)
+    return held.sum() / measured.sum() if measured.any() else np.nan
+
+
 def _window_notes(a):
     """Layers whose observed queries do not speak for the whole segments."""
     if (
@@ -293,11 +327,11 @@ def _window_notes(a):
         return
     for layer in np.unique(a.recall[:, 3]):
         mine = a.recall[a.recall[:, 3] == layer]
-        told = a.coverage[(a.coverage[:, 3] == layer) & (a.coverage[:, 6] == 1)][:, 5]
-        held = metrics.recall(*mine[:, 6:9].T)[0]
-        if told.size and abs(told.mean() - held) > 0.05:
+        told = _told(a, (a.coverage[:, 3] == layer) & (a.coverage[:, 6] == 1))
+        held = metrics.recall(*mine[:, [4, 6, 7, 8]].T)[0]
+        if abs(told - held) > 0.05:
             a.run.notes.append(
-                f"layer {int(layer)}: the budgets' patterns hold {told.mean():.3f} of the observed"
+                f"layer {int(layer)}: the budgets' patterns hold {told:.3f} of the observed"
                 f" queries' attention, and {held:.3f} of all queries'"
             )
 
@@ -306,7 +340,7 @@ def recall(a):
     """Mean recall and half its 95 % interval; empty where it was not measured."""
     if a.recall is None:
         return {}
-    mean, interval = metrics.recall(*a.recall[:, 6:9].T)
+    mean, interval = metrics.recall(*a.recall[:, [4, 6, 7, 8]].T)
     return {"recall": mean, "recall_interval": interval}
 
 

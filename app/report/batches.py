@@ -20,7 +20,7 @@ def _micro_batches(a):
     """Equation 11 over micro-batches, and the bubble ratio of the schedules."""
     useful_codes = codes(USEFUL - {"optimizer"})
     op_codes, recompute = codes(SCHEDULE_OPS), code("recompute")
-    numbers = _numbers(a)
+    places = numbers(a)
     times = defaultdict(list)  # (session, step, micro-batch) -> seconds of each rank
     spans = defaultdict(
         lambda: [np.inf, -np.inf, 0.0, 0]
@@ -36,7 +36,7 @@ def _micro_batches(a):
             busy = np.isin(e["kind"], useful_codes)
             for step, mb, value in _sums(e["step"][busy], e["micro_batch"][busy], x[busy]):
                 place = session.at.get("dp", 0), mb
-                times[session.number, step, numbers.get((step, *place), place)].append(value)
+                times[session.number, step, places.get((step, *place), place)].append(value)
             ops = np.isin(e["kind"], op_codes)
             if not ops.any():
                 continue
@@ -64,7 +64,7 @@ def _micro_batches(a):
     a.bubble_ratio = 1 - sum(s[2] for s in spans.values()) / wall if wall > 0 else 0.0
 
 
-def _numbers(a):
+def numbers(a):
     """(step, data-parallel rank, place in its list) -> number of the micro-batch in the plan: one
     that several data-parallel ranks share stands in the list of each.  Old plans have no lists."""
     return {

@@ -87,7 +87,7 @@ class Simulator:
         return now["simulated"]["step_s"], ""
 
     def _judge(self, change, now):
-        then, change.refused = self.ask(change.settings)
+        then, _ = self.ask(change.settings)
         if then is None:
             return
         rate = [twin["simulated"]["tokens_per_s"] for twin in (now, then)]

@@ -1,6 +1,6 @@
 """Colours and units of the figures, the colours being those of the page."""
 
-INK, MUTED, GRID = "#1f2933", "#64748b", "#e5e9ef"
+INK, MUTED = "#1f2933", "#64748b"
 CATEGORY_COLOURS = {
     "attention": "#2563a8",
     "indexing": "#0e9aa7",

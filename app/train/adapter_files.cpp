@@ -10,7 +10,6 @@
 
 #include "core/base/error.hpp"
 #include "core/base/random.hpp"
-#include "io/model/huggingface.hpp"
 #include "io/model/safetensors.hpp"
 #include "kernels/model/parameters.hpp"
 

@@ -1,7 +1,5 @@
 #include "app/train/checkpointing.hpp"
 
-#include <algorithm>
-#include <filesystem>
 #include <set>
 
 #include "ballast_version.hpp"

@@ -1,7 +1,5 @@
 #include "app/train/index_drift.hpp"
 
-#include <algorithm>
-
 #include "app/train/communicator_join.hpp"
 #include "parallel/pattern/recall.hpp"
 

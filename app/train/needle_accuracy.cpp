@@ -4,7 +4,6 @@
 #include <set>
 
 #include "app/observe/text_table.hpp"
-#include "core/base/error.hpp"
 
 namespace ballast {
 

@@ -1,6 +1,5 @@
 #include "app/train/session.hpp"
 
-#include <algorithm>
 #include <exception>
 #include <optional>
 #include <set>
@@ -8,6 +7,7 @@
 #include "app/plan/opened_files.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/train/local_batch.hpp"
+#include "core/base/random.hpp"
 #include "core/config/step_options.hpp"
 #include "core/model/muon_table.hpp"
 #include "io/trace/recorded_indexes.hpp"
@@ -141,7 +141,7 @@ MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_sca
   AttentionAxes axes = stored.store ? stored.store->axes(stored.chunk)
                                     : attention_axes(micro_batch, at, ring.plan.rank);
   work.attention = std::make_unique<RingAttention>(
-      ring, index_source(std::move(axes), micro_batch.sp, policy, carry), &recorder,
+      ring, index_source(std::move(axes), micro_batch, policy, carry), &recorder,
       std::move(stored));
   if (sequence.size() > 1)
     work.attention = std::make_unique<UlyssesAttention>(sequence, rings.buffers(), tokens,
@@ -150,20 +150,20 @@ MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_sca
   return work;
 }
 
-std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, int degree,
+std::unique_ptr<IndexSource> Session::index_source(AttentionAxes axes, const MicroBatch& of,
                                                    BudgetPolicy* policy,
                                                    std::shared_ptr<SlashCarry> carry) {
   std::unique_ptr<IndexSource> source =
-      unheard_source(std::move(axes), degree, policy, std::move(carry));
+      unheard_source(std::move(axes), of, policy, std::move(carry));
   if (index_made) source = std::make_unique<HeardSource>(std::move(source), index_made);
   return source;
 }
 
-std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes, int degree,
+std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes, const MicroBatch& of,
                                                      BudgetPolicy* policy,
                                                      std::shared_ptr<SlashCarry> carry) {
-  const AttentionOptions& attention = options.attention;
-  const Communicator& sequence = mesh.sequence(degree);
+  AttentionOptions attention = options.attention;
+  const Communicator& sequence = mesh.sequence(of.sp);
   GeneratedPattern generator = attention.generator;
   generator.heads /= sequence.size();
   generator.first_head = sequence.rank() * generator.heads;
@@ -172,7 +172,12 @@ std::unique_ptr<IndexSource> Session::unheard_source(AttentionAxes axes, int deg
                                             generator.first_head, generator.heads, &recorder);
   if (attention.index == IndexOrigin::generated)
     return std::make_unique<GeneratedSource>(std::move(axes), generator, indexes, &recorder);
-  return pattern_source(mesh.ring(degree), std::move(axes), attention, policy, &recorder, sequence,
+  // By what they hold, so that the place in a step or on a mesh does not matter.
+  for (const Segment& s : of.segments)
+    attention.recall_names.push_back(random_bits(static_cast<std::uint64_t>(s.sample),
+                                                 static_cast<std::uint64_t>(s.origin),
+                                                 static_cast<std::uint64_t>(s.begin)));
+  return pattern_source(mesh.ring(of.sp), std::move(axes), attention, policy, &recorder, sequence,
                         std::move(carry));
 }
 

@@ -79,11 +79,13 @@ class Session {
       tuning;  ///< null unless the deck tunes budgets or batches by predicted latency
 
  private:
-  /// The attention indexes of a micro-batch of `degree` joined ranks with these axes, as block
-  /// attention says, for this rank's heads.
-  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, int degree, BudgetPolicy* policy,
+  /// The attention indexes of micro-batch `of` with these axes, as block attention says, for this
+  /// rank's heads.
+  std::unique_ptr<IndexSource> index_source(AttentionAxes axes, const MicroBatch& of,
+                                            BudgetPolicy* policy,
                                             std::shared_ptr<SlashCarry> carry);
-  std::unique_ptr<IndexSource> unheard_source(AttentionAxes axes, int degree, BudgetPolicy* policy,
+  std::unique_ptr<IndexSource> unheard_source(AttentionAxes axes, const MicroBatch& of,
+                                              BudgetPolicy* policy,
                                               std::shared_ptr<SlashCarry> carry);
 };
 

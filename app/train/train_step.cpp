@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "app/plan/planned_run.hpp"

@@ -1,5 +1,5 @@
-// Errors.  Library code throws Error; main() and parallel/comm/comm decide how many ranks leave and
-// how.
+// Errors.  Library code throws Error; main() and parallel/comm/waits decide how many ranks leave
+// and how.
 #pragma once
 #include <fmt/format.h>
 

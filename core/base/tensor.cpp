@@ -7,7 +7,6 @@
 
 #include <Kokkos_Core.hpp>
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 namespace ballast {

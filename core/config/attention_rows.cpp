@@ -48,14 +48,16 @@ void attention_rows(Schema& schema) {
       .when(on(&Config::attention, &AttentionConfig::selection), IndexSelection::causal);
   attention
       .key("max_columns", &AttentionConfig::max_columns, "keys", between(0, kTokens),
-           "vertical_slash: columns of a head at most, the heaviest; 0: no cap")
+           "vertical_slash: columns of a head at most, the heaviest (dst: of those that a budget "
+           "buys); 0: no cap")
       .when(index, IndexOrigin::pattern)
       .when(pattern, PatternKind::vertical_slash);
   attention
       .key("max_slashes", &AttentionConfig::max_slashes, "blocks", between(0, kTokens),
            "vertical_slash: slashes of a head at most, the heaviest; 0: no cap")
       .when(index, IndexOrigin::pattern)
-      .when(pattern, PatternKind::vertical_slash);
+      .when(pattern, PatternKind::vertical_slash)
+      .when(on(&Config::dst, &DstConfig::enabled), false);  // a budget bounds them
   attention
       .key("moba_block", &AttentionConfig::moba_block, "tokens", between(64, 1 << 30),
            "moba: tokens of a block, a multiple of 64")

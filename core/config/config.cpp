@@ -1,7 +1,5 @@
 #include "core/config/config.hpp"
 
-#include <functional>
-
 #include "core/config/deck_schema.hpp"
 
 namespace ballast {

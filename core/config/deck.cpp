@@ -48,16 +48,6 @@ const DeckValue& Deck::value(const std::string& path) const {
   return spec->default_value;
 }
 
-bool Deck::block_set(const std::string& block) const {
-  const auto next = entries_.lower_bound(block + ".");
-  return next != entries_.end() && next->first.compare(0, block.size() + 1, block + ".") == 0;
-}
-
-std::string Deck::place(const std::string& path) const {
-  const auto found = entries_.find(path);
-  return found == entries_.end() ? "default" : found->second.place;
-}
-
 Origin Deck::origin(const std::string& path) const {
   const auto found = entries_.find(path);
   return found == entries_.end() ? Origin::unset : found->second.origin;

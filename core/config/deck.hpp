@@ -40,16 +40,9 @@ class Deck {
       throw std::logic_error("deck key " + path + " is " + type_name(value(path)));
     return *held;
   }
-  std::int64_t integer(const std::string& path) const { return get<std::int64_t>(path); }
-  double real(const std::string& path) const { return get<double>(path); }
-  bool boolean(const std::string& path) const { return get<bool>(path); }
   const std::string& text(const std::string& path) const { return get<std::string>(path); }
   const DeckValue& value(const std::string& path) const;
   bool is_set(const std::string& path) const { return entries_.count(path) != 0; }
-  /// Whether any key of the block is set.
-  bool block_set(const std::string& block) const;
-  /// Where the value stands, or "default".
-  std::string place(const std::string& path) const;
   /// Throws std::logic_error like value().
   void set(const std::string& path, DeckValue value, std::string place,
            Origin origin = Origin::file);

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <utility>
 
-#include "core/base/error.hpp"
 #include "core/config/combinations.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"

@@ -6,20 +6,12 @@
 #include <map>
 #include <stdexcept>
 
-#include "core/base/error.hpp"
 #include "core/base/nearest_name.hpp"
 #include "core/config/config.hpp"
 #include "core/config/deck_rows.hpp"
 
 namespace ballast {
 namespace {
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
 
 std::string number_text(double value) {
   return std::floor(value) == value && std::abs(value) < 1e15 ? fmt::format("{:.0f}", value)

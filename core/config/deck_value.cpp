@@ -7,13 +7,6 @@
 namespace ballast {
 namespace {
 
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
-
 /// TOML float: shortest text that reads back as the same number.
 std::string real_text(double value) {
   if (std::isnan(value)) return "nan";

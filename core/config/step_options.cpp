@@ -220,26 +220,31 @@ std::int64_t tied_overlap_bytes(const StageMemory& stage, const ParameterBucket&
 
 }  // namespace
 
+StageMemory run_memory(const Config& config, const RunOptions& options) {
+  StageMemory in;
+  in.replicas = options.mesh.replicas();
+  in.zero = config.optimizer.zero;
+  in.bf16_moments = config.optimizer.bf16_moments();
+  in.bf16_gradients = config.optimizer.bf16_gradients();
+  in.type = config.run.type();
+  in.fp8 = config.run.fp8();
+  in.head_chunk_tokens = config.model.head_chunk_tokens;
+  in.host = config.run.backend == Backend::host;
+  return in;
+}
+
 std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options) {
   if (options.model.layers == 0) return {};
   const ModelShape local = tensor_shard(options.model, options.mesh.tp);
   const std::vector<std::int64_t>& begin = options.layer_begin;
-  std::vector<StageMemory> stages(begin.size());
+  std::vector<StageMemory> stages(begin.size(), run_memory(config, options));
   for (std::size_t s = 0; s < stages.size(); ++s) {
     StageMemory& in = stages[s];
     in.model = local;
     in.layers = (s + 1 < begin.size() ? begin[s + 1] : local.layers) - begin[s];
     in.first_layer = begin[s];
     in.first = s == 0, in.last = s + 1 == begin.size();
-    in.replicas = options.mesh.replicas();
-    in.zero = config.optimizer.zero;
-    in.bf16_moments = config.optimizer.bf16_moments();
-    in.bf16_gradients = config.optimizer.bf16_gradients();
-    in.type = config.run.type();
-    in.fp8 = config.run.fp8();
     in.recompute = config.recompute;
-    in.head_chunk_tokens = config.model.head_chunk_tokens;
-    in.host = config.run.backend == Backend::host;
     in.dense_keys = dense_keys(config, options.attention);
     in.index = {options.attention, config.dst.enabled};
     in.gpu_index = {

@@ -53,6 +53,9 @@ StepOptions step_options(const Config& config, const RunOptions& options,
 /// optimizer.bucket_bytes; one bucket of all for Muon, which updates whole matrices.
 std::int64_t bucket_bytes(const Config& config);
 
+/// What is the same for all stages of a run: how its ranks share, keep and compute.
+StageMemory run_memory(const Config& config, const RunOptions& options);
+
 /// [stage] What its ranks hold and how they compute, for SimulationOptions::memory: of one
 /// tensor-parallel rank.  Empty without a model.
 std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& options);

@@ -1,9 +1,6 @@
 #include "core/model/lora_options.hpp"
 
-#include <algorithm>
 #include <set>
-
-#include "core/base/error.hpp"
 
 namespace ballast {
 

@@ -1,7 +1,5 @@
 #include "core/model/model_shape.hpp"
 
-#include "core/base/error.hpp"
-
 namespace ballast {
 namespace {
 

@@ -36,7 +36,6 @@ struct MuonWork {
   std::int64_t elements = 0;         ///< of the matrices; AdamW's follow
   /// Of a table in order_for_muon's order.
   static MuonWork of(const std::vector<Parameter>& trainable);
-  bool empty() const { return matrices.empty(); }
   std::int64_t largest() const;  ///< elements of the largest matrix
   std::int64_t widest() const;   ///< the longest of the matrices' shorter sides
   /// Of orthogonalise(): on a GPU in bf16, on the host in `type`.

@@ -69,13 +69,6 @@ const char* meaning(EventKind kind) {
   return i < std::size(kTexts) ? kTexts[i].meaning : "";
 }
 
-EventKind event_kind(const std::string& text) {
-  const auto found = std::find_if(std::begin(kTexts), std::end(kTexts),
-                                  [&](const KindText& k) { return text == k.name; });
-  require(found != std::end(kTexts), "'{}' is no event kind", text);
-  return static_cast<EventKind>(found - std::begin(kTexts));
-}
-
 bool computes(EventKind kind) {
   switch (kind) {
     case EventKind::forward:
@@ -103,11 +96,6 @@ bool is_schedule_op(EventKind kind) {
 
 bool useful(EventKind kind) {
   switch (kind) {
-    case EventKind::forward:
-    case EventKind::recompute:
-    case EventKind::backward:
-    case EventKind::backward_input:
-    case EventKind::backward_weight:
     case EventKind::attention_forward:
     case EventKind::attention_backward:
     case EventKind::layer_forward:
@@ -118,7 +106,7 @@ bool useful(EventKind kind) {
     case EventKind::optimizer:
       return true;
     default:
-      return false;
+      return computes(kind);
   }
 }
 

@@ -48,8 +48,6 @@ inline constexpr int kEventKinds = 28;
 const char* name(EventKind kind);
 /// One line for a reader of a trace.
 const char* meaning(EventKind kind);
-/// The kind of this name; Error for an unknown one.
-EventKind event_kind(const std::string& name);
 /// Whether a kind mirrors an op of a Schedule, and whether that op computes.
 bool is_schedule_op(EventKind kind);
 bool computes(EventKind kind);

@@ -242,27 +242,16 @@ StepPlan step_plan_from_json(const Json& json) {
   });
 }
 
-Json to_json(const Schedule& schedule) {
-  return {{"op_kinds", names<OpKind>(kOpKinds)},
-          {"payloads", names<Payload>(kPayloads)},
-          {"stages", stages(schedule)}};
-}
-
-Schedule schedule_from_json(const Json& json) {
-  return reading([&] { return stages_from(json.at("stages"), OpNames(json)); });
-}
-
 namespace {
 
 struct Hop {
   const char* key;
   std::optional<RingHop> RingStep::*member;
-  RingLevel level;
 };
-constexpr Hop kHops[] = {{"kv_inner", &RingStep::kv_inner, RingLevel::inner},
-                         {"kv_outer", &RingStep::kv_outer, RingLevel::outer},
-                         {"dkv_inner", &RingStep::dkv_inner, RingLevel::inner},
-                         {"dkv_outer", &RingStep::dkv_outer, RingLevel::outer}};
+constexpr Hop kHops[] = {{"kv_inner", &RingStep::kv_inner},
+                         {"kv_outer", &RingStep::kv_outer},
+                         {"dkv_inner", &RingStep::dkv_inner},
+                         {"dkv_outer", &RingStep::dkv_outer}};
 
 Json steps_of(const std::vector<RingStep>& steps) {
   Json list = Json::array();
@@ -281,26 +270,6 @@ Json steps_of(const std::vector<RingStep>& steps) {
   return list;
 }
 
-std::vector<RingStep> steps_from(const Json& json) {
-  std::vector<RingStep> steps;
-  for (const Json& s : json) {
-    RingStep& step = steps.emplace_back();
-    step.outer = s.at("outer").get<int>();
-    step.inner = s.at("inner").get<int>();
-    step.shard = s.at("shard").get<int>();
-    for (const Hop& hop : kHops)
-      if (const auto h = s.find(hop.key); h != s.end())
-        step.*hop.member = RingHop{hop.level,
-                                   h->at("to").get<int>(),
-                                   h->at("from").get<int>(),
-                                   h->at("send").get<int>(),
-                                   h->at("recv").get<int>(),
-                                   h->at("complete").get<int>()};
-    get(s, "release", step.release);
-  }
-  return steps;
-}
-
 }  // namespace
 
 Json to_json(const RingPlan& plan) {
@@ -311,20 +280,6 @@ Json to_json(const RingPlan& plan) {
           {"dkv_buffers", plan.dkv_buffers},
           {"forward", steps_of(plan.forward)},
           {"backward", steps_of(plan.backward)}};
-}
-
-RingPlan ring_plan_from_json(const Json& json) {
-  return reading([&] {
-    RingPlan plan;
-    plan.rank = json.at("rank").get<int>();
-    plan.outer = json.at("outer").get<int>();
-    plan.inner = json.at("inner").get<int>();
-    plan.kv_buffers = json.at("kv_buffers").get<int>();
-    plan.dkv_buffers = json.at("dkv_buffers").get<int>();
-    plan.forward = steps_from(json.at("forward"));
-    plan.backward = steps_from(json.at("backward"));
-    return plan;
-  });
 }
 
 }  // namespace ballast

@@ -1,6 +1,6 @@
 // Plans as JSON: what traces store, commands print and the report loads.  Numbers that many rows
-// share stand once; members at their usual value are left out; reading gives the same plan, bit for
-// bit.
+// share stand once; members at their usual value are left out; reading gives the same step plan,
+// bit for bit.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 
@@ -28,14 +28,9 @@ nlohmann::ordered_json to_json(const StepPlan& plan);
 /// Error: text that is no such plan, another format, a hash that is not the plan's.
 StepPlan step_plan_from_json(const nlohmann::ordered_json& json);
 
-/// [{"kind": [..], ...} by stage] as above, beside "op_kinds" and "payloads".
-nlohmann::ordered_json to_json(const Schedule& schedule);
-Schedule schedule_from_json(const nlohmann::ordered_json& json);
-
 /// {"rank", "outer", "inner", "kv_buffers", "dkv_buffers", "forward": [step], "backward": [step]};
 /// a step: {"outer", "inner", "shard", "kv_inner", "kv_outer", "dkv_inner", "dkv_outer": {"to",
 /// "from", "send", "recv", "complete"}, "release": [shard]}, without the hops that it has not.
 nlohmann::ordered_json to_json(const RingPlan& plan);
-RingPlan ring_plan_from_json(const nlohmann::ordered_json& json);
 
 }  // namespace ballast

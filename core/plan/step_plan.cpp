@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "core/base/error.hpp"
 #include "core/base/hash.hpp"
 
 namespace ballast {

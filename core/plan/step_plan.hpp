@@ -95,7 +95,6 @@ struct StepPlan {
   std::vector<PlannedLane> lanes;  ///< [dp]
   std::vector<PlannedCollective> collectives;
 
-  int stages() const { return mesh.pp; }
   /// Whether gradients are reduced after every round, not once at the end.
   bool reduces_by_round() const { return zero >= 2 && backward; }
   /// Whether the data-parallel ranks of a stage may wait for one another inside their backwards

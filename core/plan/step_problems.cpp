@@ -1,12 +1,10 @@
 #include "core/plan/step_problems.hpp"
 
-#include <algorithm>
 #include <array>
 #include <deque>
 #include <map>
 #include <set>
 
-#include "core/base/error.hpp"
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 
 namespace ballast {

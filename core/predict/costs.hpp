@@ -73,8 +73,6 @@ class Costs {
   virtual double optimizer(std::int64_t elements, bool full_gradients) const = 0;
   /// Matrix products of the optimizer (Muon) on one rank.
   virtual double products(double) const { return 0; }
-  /// One rank's part of a checkpoint.
-  virtual double checkpoint(std::int64_t bytes) const = 0;
 };
 
 inline double Costs::layer_scale(std::int64_t) const { return 1; }

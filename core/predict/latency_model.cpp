@@ -97,14 +97,10 @@ LatencyModel::LatencyModel(const ProfileTable& table, const LatencyOptions& opti
     : block_tokens_(table.block_tokens) {
   const Series series = series_of(table, options);
   shares_ = options.cp * (series.sp == options.sp ? 1 : options.sp);
-  const auto link = [&](const char* level) {
-    return std::find_if(table.links.begin(), table.links.end(),
-                        [&](const ProfileLink& l) { return l.level == level; });
-  };
   // Ranks of a Ulysses group lie side by side: as those of an inner ring, or, where packs join
   // them, data-parallel ones.
-  const auto between = link("inner") != table.links.end() ? link("inner") : link("dp");
-  if (series.sp != options.sp && between != table.links.end()) {
+  const ProfileLink *inner = table.link("inner"), *between = inner ? inner : table.link("dp");
+  if (series.sp != options.sp && between != nullptr) {
     // One exchange before attention (q, k, v) and one after (o); each rank keeps its own part.
     const double away = 1 - 1.0 / options.sp;
     exchange_s_ = away * options.exchange_bytes_per_token / between->bytes_per_s;

@@ -33,7 +33,6 @@ class PowerCurve {
   /// x strictly ascending, all above 0; y above 0 and not falling.
   explicit PowerCurve(std::span<const double> x, std::span<const double> y);
   double operator()(double x) const;
-  bool empty() const { return log_x_.empty(); }
 
  private:
   std::vector<double> log_x_, log_y_;
@@ -81,7 +80,6 @@ class LatencyModel {
                      std::span<const std::int64_t> candidates) const;
   /// Activation bytes that one layer keeps; 0 where they were not measured.
   double activation_bytes(std::int64_t tokens) const;
-  std::int64_t block_tokens() const { return block_tokens_; }
 
  private:
   struct Prefix {

@@ -1,6 +1,5 @@
 #include "core/predict/layer_clock.hpp"
 
-#include <algorithm>
 #include <vector>
 
 #include "core/base/hash.hpp"

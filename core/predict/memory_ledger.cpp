@@ -1,7 +1,5 @@
 #include "core/predict/memory_ledger.hpp"
 
-#include "core/base/error.hpp"
-
 namespace ballast {
 
 void MemoryEstimate::take_larger(const MemoryEstimate& other) {

@@ -7,7 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "core/base/error.hpp"
 #include "core/model/fp8_specs.hpp"
 #include "core/model/tensor_specs.hpp"
 #include "core/plan/context/ring_plan.hpp"

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/model/recompute_options.hpp"
@@ -73,8 +74,8 @@ struct ProfileTable {
   std::vector<ProfileLink> links;
   std::vector<StoredGroups> groups;
 
-  /// The link of a level; Error that lists the measured ones.
-  const ProfileLink& link(const std::string& level) const;
+  /// The link of a level; null: not measured.
+  const ProfileLink* link(std::string_view level) const;
   bool operator==(const ProfileTable&) const = default;
 };
 

@@ -29,12 +29,11 @@ constexpr int kRanksPerNode = 8;
 // 1,324 TFLOP/s forward and 1,003 to 1,037 for weight gradients; the others have no such products.
 // generic: about a third of an A100, for devices that nobody measured.
 constexpr std::array<DeviceRates, 5> kRates = {{
-    {"host core", 70e9, 70e9, 30e9, 25e9, 8e9, 3e9, 3e9, 5e-6, 20e-6, 8e9, 0.5e9, 1e-6},
-    {"A100", 218e12, 218e12, 193e12, 156e12, 1.6e12, 240e9, 23e9, 8e-6, 15e-6, 25e9, 2e9, 4e-6},
-    {"H100", 703e12, 1100e12, 550e12, 455e12, 2.8e12, 302e9, 23e9, 8e-6, 15e-6, 50e9, 2e9, 3e-6},
-    {"H200", 703e12, 1100e12, 550e12, 455e12, 3.5e12, 302e9, 23e9, 8e-6, 15e-6, 50e9, 2e9, 3e-6},
-    {"generic device", 70e12, 70e12, 60e12, 50e12, 0.6e12, 20e9, 10e9, 10e-6, 20e-6, 12e9, 1e9,
-     5e-6},
+    {"host core", 70e9, 70e9, 30e9, 25e9, 8e9, 3e9, 3e9, 5e-6, 20e-6, 8e9, 1e-6},
+    {"A100", 218e12, 218e12, 193e12, 156e12, 1.6e12, 240e9, 23e9, 8e-6, 15e-6, 25e9, 4e-6},
+    {"H100", 703e12, 1100e12, 550e12, 455e12, 2.8e12, 302e9, 23e9, 8e-6, 15e-6, 50e9, 3e-6},
+    {"H200", 703e12, 1100e12, 550e12, 455e12, 3.5e12, 302e9, 23e9, 8e-6, 15e-6, 50e9, 3e-6},
+    {"generic device", 70e12, 70e12, 60e12, 50e12, 0.6e12, 20e9, 10e9, 10e-6, 20e-6, 12e9, 5e-6},
 }};
 
 }  // namespace
@@ -214,10 +213,6 @@ double RateCosts::optimizer(std::int64_t elements, bool full_gradients) const {
   const std::int64_t gradient = work_.bf16_gradients && !full_gradients ? 2 : 4,
                      bytes = gradient + 2 * 4 + 4 * work_.moment_bytes + work_.element_bytes;
   return static_cast<double>(elements) * static_cast<double>(bytes) / rates_.memory_bytes;
-}
-
-double RateCosts::checkpoint(std::int64_t bytes) const {
-  return static_cast<double>(bytes) / rates_.file_bytes;
 }
 
 }  // namespace ballast

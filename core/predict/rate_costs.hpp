@@ -16,8 +16,8 @@ struct DeviceRates {
   double memory_bytes;               ///< streaming kernels: norms, activations, optimizer
   double node_bytes, network_bytes;  ///< one direction, to a rank of the same and of another node
   double node_latency_s, network_latency_s;
-  double host_bytes, file_bytes;  ///< to pinned host memory, to a file
-  double launch_s;                ///< beside the above, for each of a layer's kernels
+  double host_bytes;  ///< to pinned host memory
+  double launch_s;    ///< beside the above, for each of a layer's kernels
 };
 
 enum class DeviceKind { host_core, a100, h100, h200, generic };
@@ -54,7 +54,6 @@ class RateCosts final : public Costs {
   double gather(const Collective& all) const override;
   double optimizer(std::int64_t elements, bool full_gradients) const override;
   double products(double flops) const override { return flops / rates_.matmul_flops; }
-  double checkpoint(std::int64_t bytes) const override;
 
  private:
   int node_ranks() const;

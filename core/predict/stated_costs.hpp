@@ -41,7 +41,6 @@ class StatedCosts final : public Costs {
   double reduce(const Collective&) const override { return 0; }
   double gather(const Collective&) const override { return 0; }
   double optimizer(std::int64_t, bool) const override { return 0; }
-  double checkpoint(std::int64_t) const override { return 0; }
 
  private:
   StatedTimes times_;

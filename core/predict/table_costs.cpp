@@ -1,7 +1,6 @@
 #include "core/predict/table_costs.hpp"
 
 #include <algorithm>
-#include <tuple>
 
 #include "core/plan/context/ulysses_heads.hpp"
 #include "core/plan/pipeline/stage_balance.hpp"
@@ -78,12 +77,6 @@ PassTime TableCosts::attention(std::int64_t query_tokens, std::int64_t prefix_to
   return pass;
 }
 
-const ProfileLink* TableCosts::link(const char* level) const {
-  const auto at = std::find_if(table_.links.begin(), table_.links.end(),
-                               [&](const ProfileLink& l) { return l.level == level; });
-  return at == table_.links.end() ? nullptr : &*at;
-}
-
 double TableCosts::exchange(std::int64_t tokens, const ContextSplit& split) const {
   if (split.sp == 1) return 0;
   return model(split, measured_[0] ? Recompute::none : Recompute::full).exchange(tokens);
@@ -91,7 +84,7 @@ double TableCosts::exchange(std::int64_t tokens, const ContextSplit& split) cons
 
 double TableCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
                             bool gradients) const {
-  const ProfileLink* l = link(level == RingLevel::inner ? "inner" : "outer");
+  const ProfileLink* l = table_.link(level == RingLevel::inner ? "inner" : "outer");
   if (l == nullptr) return rates_.ring_hop(tokens, split, level, gradients);
   const ModelShape& m = work_.model;
   const std::int64_t heads = HeadSplit{split.sp, m.query_heads, m.kv_heads}.local_kv_heads(),
@@ -102,7 +95,7 @@ double TableCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, Ring
 }
 
 double TableCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) const {
-  const ProfileLink* l = link("stage");
+  const ProfileLink* l = table_.link("stage");
   if (l == nullptr) return rates_.stage_hop(tokens, split);
   return l->latency_s + static_cast<double>(tokens * work_.model.hidden * work_.element_bytes) /
                             split.ranks() / l->bytes_per_s;

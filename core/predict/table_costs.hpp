@@ -40,14 +40,12 @@ class TableCosts final : public Costs {
     return rates_.optimizer(elements, full_gradients);
   }
   double products(double flops) const override { return rates_.products(flops); }
-  double checkpoint(std::int64_t bytes) const override { return rates_.checkpoint(bytes); }
 
   /// Activation bytes that a layer keeps of one rank's `tokens`; 0 where they were not measured.
   double activation_bytes(std::int64_t tokens, Recompute mode) const;
 
  private:
   const LatencyModel& model(const ContextSplit& split, Recompute mode) const;
-  const ProfileLink* link(const char* level) const;
 
   std::string name_;
   PatternKind pattern_;

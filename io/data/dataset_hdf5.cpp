@@ -6,9 +6,7 @@
 // of a chosen and a rejected answer, and the groups messages and lengths are for readers.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <filesystem>
-#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/base/lfs_pointer.hpp"

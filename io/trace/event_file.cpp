@@ -108,24 +108,6 @@ void EventFile::scalars(std::int64_t step,
   record(std::move(all));
 }
 
-void EventFile::text(std::int64_t step, const std::string& tag, const std::string& text) {
-  std::string plugin, metadata, shape, dimension, tensor, value, summary;
-  add_bytes(plugin, 1, "text");    // PluginData.plugin_name
-  add_bytes(metadata, 1, plugin);  // SummaryMetadata.plugin_data
-  add_integer(tensor, 1, 7);       // TensorProto.dtype = DT_STRING
-  add_integer(dimension, 1, 1);    // TensorShapeProto.Dim.size
-  add_bytes(shape, 2, dimension);  // TensorShapeProto.dim
-  add_bytes(tensor, 2, shape);     // TensorProto.tensor_shape
-  add_bytes(tensor, 8, text);      // TensorProto.string_val
-  add_bytes(value, 1, tag + "/text_summary");
-  add_bytes(value, 8, tensor);    // Summary.Value.tensor
-  add_bytes(value, 9, metadata);  // Summary.Value.metadata
-  add_bytes(summary, 1, value);
-  std::string all = event(step);
-  add_bytes(all, 5, summary);
-  record(std::move(all));
-}
-
 void EventFile::record(std::string data) {
   std::string head;
   add_little_endian(head, static_cast<std::uint64_t>(data.size()));

@@ -20,9 +20,6 @@ class EventFile {
   EventFile(const std::string& dir, std::int64_t step);
   /// Points of charts at `step`, flushed.  Values are stored as f32.  Errors: cannot be written.
   void scalars(std::int64_t step, const std::vector<std::pair<std::string, double>>& values);
-  /// A text under `tag` at `step`, flushed.  Errors: cannot be written.
-  void text(std::int64_t step, const std::string& tag, const std::string& value);
-  const std::string& path() const { return path_; }
 
  private:
   void record(std::string event);

@@ -1,6 +1,5 @@
 #include "io/trace/trace_columns.hpp"
 
-#include <algorithm>
 #include <cctype>
 
 namespace ballast {
@@ -233,7 +232,6 @@ void write_kinds(hid_t dataset) {
 
 const TraceTable& trace_table(int table) { return kTableList[table]; }
 std::span<const NameMeaning> step_scalars() { return kStepScalars; }
-std::span<const NameMeaning> session_attributes() { return kSessionAttributes; }
 
 NameMeaning step_scalar(const std::string& name) {
   for (const NameMeaning& known : kStepScalars)

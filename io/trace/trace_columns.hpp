@@ -53,7 +53,6 @@ struct NameMeaning {
   const char* meaning;
 };
 std::span<const NameMeaning> step_scalars();
-std::span<const NameMeaning> session_attributes();
 NameMeaning step_scalar(const std::string& name);
 
 /// Type of a row in memory and in the file; `scalars` are the fields of /steps after `step`.

@@ -410,6 +410,4 @@ void TraceWriter::flush() {
   impl_->guarded([&] { impl_->write_rows(impl_->rows_dataset); });
 }
 
-const std::string& TraceWriter::path() const { return impl_->path; }
-
 }  // namespace ballast

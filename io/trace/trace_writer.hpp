@@ -72,7 +72,6 @@ class TraceWriter {
             std::int64_t step);
   /// What was handed over so far survives a kill of this process.
   void flush();
-  const std::string& path() const;
 
  private:
   struct Impl;

@@ -50,15 +50,14 @@ TokenRows<T> token_rows(const Tensor& t) {
 struct HeadGroup {
   int first = 0, heads = 1;
   int index_head = 0;
-  int kv_head = 0;
 };
 struct HeadGroups {
   int q_heads = 0, kv_heads = 0, index_heads = 1;
   int per_kv_head() const { return index_heads == 1 ? 1 : q_heads / kv_heads; }
   HeadGroup at(int kv_head, int i) const {
     const int group = q_heads / kv_heads;
-    if (index_heads == 1) return {kv_head * group, group, 0, kv_head};
-    return {kv_head * group + i, 1, kv_head * group + i, kv_head};
+    if (index_heads == 1) return {kv_head * group, group, 0};
+    return {kv_head * group + i, 1, kv_head * group + i};
   }
   int stacked() const { return index_heads == 1 ? q_heads / kv_heads : 1; }
 };

@@ -160,7 +160,6 @@ StageModel::StageModel(const ModelShape& shape, std::int64_t layer_begin, std::i
 
 StageModel::~StageModel() = default;
 const ModelShape& StageModel::shape() const { return impl_->shape; }
-std::int64_t StageModel::layers() const { return static_cast<std::int64_t>(impl_->layers.size()); }
 bool StageModel::first() const { return impl_->first(); }
 bool StageModel::last() const { return impl_->last(); }
 DType StageModel::type() const { return impl_->type; }
@@ -330,23 +329,6 @@ std::pair<int, StageOutput> StageModel::first_nonfinite_layer(const LocalBatch& 
   }
   impl_->inspect = nullptr;
   return {found, std::move(output)};
-}
-
-std::int64_t StageModel::between_halves_bytes(const ModelShape& shape, std::int64_t layers,
-                                              std::int64_t tokens, DType type) {
-  return layers * ballast::between_halves_bytes(shape, tokens, type);
-}
-
-std::int64_t StageModel::activation_bytes(const ModelShape& shape, std::int64_t layers,
-                                          bool last_stage, std::int64_t tokens, DType type,
-                                          RecomputeOptions recompute) {
-  const auto statistic = static_cast<std::int64_t>(size_of(statistics_type(type))),
-             element = static_cast<std::int64_t>(size_of(type));
-  std::int64_t bytes = 2 * tokens * (shape.head_dim / 2) * statistic;  // rotary table
-  for (std::int64_t l = 0; l < layers; ++l)
-    bytes += kept_bytes(shape, tokens, type, keep_of(recompute.of(l)));
-  if (last_stage) bytes += tokens * shape.hidden * element;
-  return bytes;
 }
 
 }  // namespace ballast

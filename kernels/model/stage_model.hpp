@@ -109,19 +109,10 @@ class StageModel {
                                                     AttentionExecutor& attention);
 
   const ModelShape& shape() const;
-  std::int64_t layers() const;  ///< of the stage
   bool first() const;
   bool last() const;
   DType type() const;  ///< of activations
   Device& device() const;
-  /// Bytes that forward keeps for `tokens` local tokens (memory estimate of `check`; the test
-  /// compares it with the measured peak).
-  static std::int64_t activation_bytes(const ModelShape& shape, std::int64_t layers,
-                                       bool last_stage, std::int64_t tokens, DType type,
-                                       RecomputeOptions recompute);
-  /// Bytes that backward_input leaves to backward_weight.
-  static std::int64_t between_halves_bytes(const ModelShape& shape, std::int64_t layers,
-                                           std::int64_t tokens, DType type);
 
  private:
   Tensor run_backward(const LocalBatch& batch, StageActivations& saved,

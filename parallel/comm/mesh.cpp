@@ -160,7 +160,6 @@ Mesh::Mesh(const Communicator& world_, const MeshShape& shape_, const std::vecto
   else if (shape.ranks_per_node > 1)
     node = world.split(world.rank() / shape.ranks_per_node, world.rank());
   const std::vector<int> nodes = node_of_ranks(world, node);
-  node_index = nodes[world.rank()];
   table = rank_table(world, shape, nodes);
   warnings = ring_warnings(shape, nodes);
 }

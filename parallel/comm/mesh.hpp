@@ -39,7 +39,6 @@ class Mesh {
   Communicator replica;  ///< ranks that hold the same parameters (dp x cp x sp, in world order):
                          ///< gradient reduction and ZeRO shards
   Communicator node;     ///< ranks on this machine, or of this emulated node (shape.ranks_per_node)
-  int node_index = 0;    ///< nodes count by their lowest world rank
   /// rank / host / node / coordinates, one line a rank in world order, on every rank.
   std::vector<std::string> table;
   /// What runs, but not as fast as it could, such as inner rings that leave their machine.  On

@@ -1,8 +1,6 @@
 #include "parallel/pattern/heads.hpp"
 
 #include <algorithm>
-#include <limits>
-#include <optional>
 
 #include "core/base/error.hpp"
 #include "kernels/attention/index_scores.hpp"

@@ -51,7 +51,8 @@ const std::vector<AttentionWork>& PatternSource::shards(const AttentionInputs& i
     for (const RecallRow& row :
          measure_recall(axes(), axis_,
                         sample_queries(axes(), axis_, options_.recall_rows, options_.whole_tokens(),
-                                       options_.recall_seed, recorder_->context.step, in.layer),
+                                       options_.recall_seed, recorder_->context.step, in.layer,
+                                       options_.recall_names),
                         in, built.shards, sp_.rank() * heads, *this))
       recorder_->recall(row);
   }

@@ -13,19 +13,23 @@ namespace ballast {
 
 std::vector<SampledQuery> sample_queries(const AttentionAxes& axes, const KeyAxis& axis,
                                          std::int64_t rows, std::int64_t least, std::uint64_t seed,
-                                         std::int64_t step, int layer) {
+                                         std::int64_t step, int layer,
+                                         std::span<const std::uint64_t> names) {
+  require(names.empty() || static_cast<int>(names.size()) >= axis.segments(),
+          "recall: {} names of {} segments", names.size(), axis.segments());
+  const std::uint64_t stream = stream_of("recall") + static_cast<std::uint64_t>(step);
   std::vector<SampledQuery> drawn;
   for (int s = 0; s < axis.segments(); ++s) {
     const std::int64_t first = axes.first_query[s],
                        count = axis.first_position[s] + axis.count[s] - first;
     if (axis.count[s] <= least || count <= 0) continue;
     const std::int64_t n = std::min(rows, count);
+    const std::uint64_t named = names.empty() ? static_cast<std::uint64_t>(s) : names[s];
+    const std::uint64_t key = random_bits(seed, stream, named);
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t begin = i * count / n, width = (i + 1) * count / n - begin;
       const std::uint64_t bits =
-          random_bits(seed, stream_of("recall") + static_cast<std::uint64_t>(step),
-                      (static_cast<std::uint64_t>(layer) << 40) +
-                          (static_cast<std::uint64_t>(s) << 20) + static_cast<std::uint64_t>(i));
+          random_bits(key, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(i));
       drawn.push_back(
           {s, first + begin + static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(width)),
            static_cast<double>(width)});

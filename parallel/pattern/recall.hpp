@@ -20,11 +20,12 @@ struct SampledQuery {
   double weight = 0;
 };
 /// `rows` queries of every segment that has more than `least` keys (all of its queries where these
-/// are fewer), one of each of as many equal stretches, drawn from (seed, step, layer) alone: the
-/// same on every rank and layout.
+/// are fewer), one of each of as many equal stretches, drawn from (seed, step, layer) and what
+/// names the segment ([segments]; empty: its place) alone: the same on every rank and layout.
 std::vector<SampledQuery> sample_queries(const AttentionAxes& axes, const KeyAxis& axis,
                                          std::int64_t rows, std::int64_t least, std::uint64_t seed,
-                                         std::int64_t step, int layer);
+                                         std::int64_t step, int layer,
+                                         std::span<const std::uint64_t> names = {});
 
 /// In place of a layer, for rows that coverage is told of: others than those that recall samples.
 inline constexpr int kCoverageDraw = 1 << 20;

@@ -14,7 +14,8 @@ void VerticalSlashSource::sample_rows(std::vector<SlashWindow>& windows) const {
     if (!window.whole) window.rows.clear();
   const std::int64_t step = recorder_ != nullptr ? recorder_->context.step : 0;
   for (const SampledQuery& query :
-       sample_queries(axes(), axis_, options_.last_q, 0, options_.recall_seed, step, kCoverageDraw))
+       sample_queries(axes(), axis_, options_.last_q, 0, options_.recall_seed, step, kCoverageDraw,
+                      options_.recall_names))
     if (SlashWindow& window = windows[query.segment]; !window.whole)
       append(window.rows, {query.segment, query.position, 1});
 }

@@ -444,6 +444,21 @@ class Sparse(RunCase):
         for (layer, head), kind in kinds.items():
             self.assertEqual(names[kind], found["rules"][layer][head]["pattern"])
 
+    def test_a_search_of_too_few_pairs_is_refused(self):
+        """Before a table is written; what it says is enough is enough."""
+        out = self.out("few.json")
+        search = ["bench", "heads", self.deck(dp=1), f"out={out}", "samples=2"]
+        search.append("attention.last_q=32")
+        done = self.run_ballast(1, *search, "pairs=0.01", status=None)
+        self.assertNotEqual(done.returncode, 0)
+        enough = re.search(r"pairs = 0\.01 is too few.*; set (pairs=0\.\d+) or more", done.stderr)
+        self.assertTrue(enough, done.stderr)
+        self.assertFalse(Path(out).exists())
+        self.run_ballast(1, *search, enough[1])
+        table = json.loads(Path(out).read_text())
+        for head in sum(table["rules"], []):
+            self.assertLessEqual(head["pairs"], float(enough[1][6:]))
+
     def test_tables_that_do_not_fit_are_refused(self):
         """By `check` and `train` with the same words."""
         self.mixed_heads()

@@ -45,6 +45,12 @@ std::pair<std::string, std::string> pair_of(const std::string& field) {
   return {field.substr(0, at), field.substr(at + 1)};
 }
 
+EventKind kind_of(const std::string& text) {
+  for (int i = 0; i < kEventKinds; ++i)
+    if (text == name(static_cast<EventKind>(i))) return static_cast<EventKind>(i);
+  fail("'{}' is no event kind", text);
+}
+
 /// A backslash and an n stand for a line break.
 std::string with_line_breaks(const std::string& text) {
   std::string out;
@@ -90,7 +96,7 @@ void write(const std::string& dir) {
       std::int32_t* ids[] = {&e.step,  &e.micro_batch, &e.chunk, &e.layer,
                              &e.stage, &e.outer,       &e.inner};
       for (std::size_t i = 0; i < 7; ++i) *ids[i] = std::stoi(f.at(2 + i));
-      e.kind = event_kind(f.at(9));
+      e.kind = kind_of(f.at(9));
       e.begin_s = std::stod(f.at(10));
       e.end_s = std::stod(f.at(11));
       e.flops = std::stod(f.at(12));
@@ -100,7 +106,7 @@ void write(const std::string& dir) {
       Event e;
       std::int32_t* ids[] = {&e.step, &e.micro_batch, &e.chunk, &e.stage};
       for (std::size_t i = 0; i < 4; ++i) *ids[i] = std::stoi(f.at(2 + i));
-      e.kind = event_kind(f.at(6));
+      e.kind = kind_of(f.at(6));
       e.begin_s = std::stod(f.at(7));
       e.end_s = std::stod(f.at(8));
       writers.at(rank)->predicted({&e, 1});

@@ -26,7 +26,7 @@ class KnownRecall(RunTest):
         self.report(run)
         m = self.metrics(run / "report")
         self.assertAlmostEqual(m["recall"], 0.6)
-        self.assertAlmostEqual(m["recall_interval"], 1.96 * 18**0.5 / 400)
+        self.assertAlmostEqual(m["recall_interval"], 1.96 * (3 + 3) / 400)
         with open(run / "report" / "recall.csv", newline="") as f:
             (row,) = csv.DictReader(f)
         self.assertAlmostEqual(float(row["recall"]), 0.6)
@@ -38,3 +38,30 @@ class KnownRecall(RunTest):
             self.assertEqual([float(r["coverage"]) for r in csv.DictReader(f)], [0.4, 0.9])
         self.assertEqual(len(self.figures(run / "report")["recall"]), 4)
         self.assertIn("0.900 of the observed", self.body(run / "report"))
+
+    def test_coverage_is_weighted_by_queries(self):
+        """Rank 1 of two tells C(k) of a long micro-batch, 0.7, which a dense segment of 100 queries
+        raised to 0.76, and of a short one, 1; recall speaks of the 400 and 100 long queries."""
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        plan = synthetic.batch_plan((0, 1, [9]), (1, 1, [400, 100]), (1, 1, [100]), (1, 1, [50]))
+        plan["lanes"] = [{"micro_batches": [0]}, {"micro_batches": [1, 2, 3]}]
+        for r in ranks:
+            r.event("step", 100.0, 101.0, step=0)
+            r.plan("step", 1, 0, plan)
+        parts = [0.5, 0.1, 0.1, 0.4, 0.1]
+        rows = [[0, 0, -1, 0, 0, 8, 400, 0.65, 0, *parts], [0, 1, -1, 0, 0, 8, 100, 1, 0, *parts]]
+        ranks[1].plan("recall", 2, 0, rows)
+        told = [[0, 0, -1, 0, 4, 0.76, 1], [0, 1, -1, 0, 4, 1, 1], [0, 2, -1, 0, 4, 1, 1]]
+        ranks[1].plan("coverage", 3, 0, told)
+        deck = synthetic.DECK + '\n[attention]\npattern = "vertical_slash"\n'
+        run = synthetic.write(self.folder / "weighted", ranks, deck=deck)
+        self.report(run)
+        (curve,) = self.figures(run / "report")["recall"][-1]["data"]
+        self.assertAlmostEqual(curve["y"][0], (500 * 0.76 + 100 + 50) / 650, places=5)
+        self.assertEqual(self.metrics(run / "report")["notes"], [])  # 0.76, and 0.72 held
+        rows[0][7] = 0.6
+        ranks[1].lines = [x for x in ranks[1].lines if "\trecall\t" not in x]
+        ranks[1].plan("recall", 2, 0, rows)
+        self.report(synthetic.write(self.folder / "far", ranks, deck=deck))
+        (note,) = self.metrics(self.folder / "far" / "report")["notes"]
+        self.assertIn("0.760 of the observed queries' attention, and 0.680 of all", note)

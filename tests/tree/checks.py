@@ -108,10 +108,9 @@ def libraries():
                 yield Finding(f"{file}:{name}", 1, text_of)
 
 
-# A key is block.name; blocks alone are asked for with block_set and place.
+# A key is block.name.
 DECK_READ = re.compile(
-    r"(?:\.|->)\s*(?:(?:text|integer|real|boolean|get<[\w:\s<>,]+>|value|is_set)"
-    r'\(\s*"[a-z_]+\.[a-z0-9_]+"|(?:block_set|place)\(\s*"[a-z_]+")'
+    r"(?:\.|->)\s*(?:text|get<[\w:\s<>,]+>|value|is_set)\(\s*" r'"[a-z_]+\.[a-z0-9_]+"'
 )
 
 

@@ -98,9 +98,7 @@ class OfFiles(unittest.TestCase):
         self.assertEqual([os.path.basename(key) for key in sorted(found)], expected)
 
     def test_deck_keys(self):
-        read = (
-            'deck.integer("run.seed");\nd->get<std::string>(\n"data.path");\nx.set("run.seed");\n'
-        )
+        read = 'deck.text("run.seed");\nd->get<std::string>(\n"data.path");\nx.set("run.seed");\n'
         found = self.found(
             checks.deck_keys, app__plan__a_cpp=read, io__deck__b_cpp=read, core__config__c_cpp=read
         )

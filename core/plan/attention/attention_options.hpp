@@ -44,6 +44,8 @@ struct AttentionOptions {
   std::int64_t recall_every = 0;   ///< steps between measurements of recall; 0: none
   std::int64_t recall_rows = 32;   ///< queries sampled of a layer and segment
   std::uint64_t recall_seed = 0;
+  /// [segments] of the micro-batch: what names their draws, such as the sample.  Empty: its places.
+  std::vector<std::uint64_t> recall_names;
 
   /// Indexes are cut in blocks of 64, so segments, shards and stripes start at multiples of 64.
   bool sparse() const { return !chosen() || pattern != PatternKind::dense; }

@@ -136,10 +136,10 @@ namespace {
 
 /// Keys of one segment on a key axis, and how far its queries have come.
 struct SegmentKeys {
-  std::size_t first_range = 0, end_range = 0;  ///< of the key axis
-  std::int64_t begin = 0, end = 0;             ///< keys
-  std::size_t range = 0;   ///< that the latest query's position lies in or before
-  std::int64_t below = 0;  ///< keys before that range
+  std::size_t end_range = 0;  ///< of the key axis
+  std::int64_t begin = 0;     ///< key
+  std::size_t range = 0;      ///< that the latest query's position lies in or before
+  std::int64_t below = 0;     ///< keys before that range
   std::int64_t latest = std::numeric_limits<std::int64_t>::min();
 };
 
@@ -154,14 +154,12 @@ std::unordered_map<std::int32_t, SegmentKeys> segment_keys(std::span<const AxisR
               "attention pattern: key {} of segment {} does not ascend in position", at,
               keys[r].segment);
     } else {
-      const auto [place, fresh] =
-          found.try_emplace(keys[r].segment, SegmentKeys{r, r, at, at, r, at});
+      const auto [place, fresh] = found.try_emplace(keys[r].segment, SegmentKeys{r, at, r, at});
       require(fresh, "attention pattern: keys of segment {} are not adjacent (key {})",
               keys[r].segment, at);
       segment = &place->second;
     }
     segment->end_range = r + 1;
-    segment->end = at + keys[r].count;
   }
   return found;
 }

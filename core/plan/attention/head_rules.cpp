@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/plan/context/axis_range.hpp"

@@ -64,25 +64,4 @@ std::int64_t Batch::samples() const {
   });
 }
 
-std::vector<MicroBatch> Batch::work_of(int dp) const {
-  std::vector<MicroBatch> list = micro_batches.at(static_cast<std::size_t>(dp));
-  for (std::size_t m = 0; m < list.size(); ++m)
-    if (list[m].sp > 1)
-      list[m] = micro_batches.at(static_cast<std::size_t>(dp - dp % list[m].sp)).at(m);
-  return list;
-}
-
-std::uint64_t Batch::hash() const {
-  Hash h;
-  h.add(step);
-  for (const auto& list : micro_batches) {
-    h.add(list.size());
-    for (const auto& mb : list) {
-      h.add(mb.segments.size()).add(mb.sp).add(mb.recompute_layers).add(mb.align);
-      for (const auto& s : mb.segments) add(h, s);
-    }
-  }
-  return h.value();
-}
-
 }  // namespace ballast

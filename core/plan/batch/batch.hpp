@@ -58,11 +58,6 @@ struct Batch {
   std::int64_t loss_tokens() const;  ///< of the whole global batch: the `ave_token` normaliser
   std::int64_t tokens() const;
   std::int64_t samples() const;  ///< distinct samples (Segment::begins_sample)
-  /// What data-parallel rank `dp` works on: its own micro-batches, and for those of sp > 1 the one
-  /// that the first of its sp neighbouring ranks holds, of which each computes a part.
-  std::vector<MicroBatch> work_of(int dp) const;
-  /// Order-sensitive 64-bit hash, written to the trace.
-  std::uint64_t hash() const;
 };
 
 /// Length of one sample of the step's global batch.

@@ -23,7 +23,7 @@ class BinSearch {
  public:
   BinSearch(std::span<const std::int64_t> lengths, std::span<const std::uint32_t> order,
             std::int64_t capacity, std::size_t bins)
-      : lengths_(lengths), order_(order), capacity_(capacity), room_(bins, capacity), bins_(bins) {}
+      : lengths_(lengths), order_(order), room_(bins, capacity), bins_(bins) {}
 
   bool run() { return place(0); }
   const Bins& bins() const { return bins_; }
@@ -52,7 +52,6 @@ class BinSearch {
 
   std::span<const std::int64_t> lengths_;
   std::span<const std::uint32_t> order_;
-  std::int64_t capacity_;
   std::vector<std::int64_t> room_;
   Bins bins_;
   int nodes_ = 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 
 #include "core/base/error.hpp"
 #include "core/plan/batch/batch_plan.hpp"

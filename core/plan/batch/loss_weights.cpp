@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/base/error.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 
 namespace ballast {

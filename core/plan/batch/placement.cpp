@@ -6,7 +6,6 @@
 #include <numeric>
 #include <queue>
 #include <set>
-#include <span>
 #include <unordered_map>
 #include <utility>
 
@@ -397,7 +396,7 @@ class Placer {
     const std::size_t begin = to.size();
     for (const std::uint32_t i : samples) {
       const std::size_t p = begin + fit.place(tokens(i));
-      if (p == to.size()) to.push_back({{}, rank, options_.splits.front(), 0, 0});
+      if (p == to.size()) to.push_back({{}, rank, options_.splits.front(), 0});
       to[p].segments.push_back(
           {samples_[i].sample, 0, samples_[i].tokens, samples_[i].loss_tokens});
     }
@@ -410,7 +409,7 @@ class Placer {
         shared.choice.chunk_tokens > 0 ? shared.choice.chunk_tokens : sample.tokens;
     const std::vector<Segment> pieces = cut_sample(sample, size);
     for (std::size_t c = 0; c < pieces.size(); ++c) {
-      PlacedMicroBatch m{{pieces[c]}, shared.first, shared.choice.split, static_cast<int>(c), 0};
+      PlacedMicroBatch m{{pieces[c]}, shared.first, shared.choice.split, 0};
       m.seconds = seconds(m.segments, m.split, costs_, options_.align);
       if (c + static_cast<std::size_t>(options_.chunk_k) < pieces.size())
         m.seconds *= 1 + options_.forward_share;
@@ -483,26 +482,6 @@ class Placer {
 int Placement::idle_ranks() const {
   return static_cast<int>(
       std::count_if(ranks.begin(), ranks.end(), [](const auto& list) { return list.empty(); }));
-}
-
-std::vector<PlacementSplit> placement_splits(int ranks, std::int64_t query_heads,
-                                             std::int64_t kv_heads, int mesh_sp, int mesh_cp) {
-  std::vector<PlacementSplit> splits;
-  const auto add = [&](int group) {
-    if (group > ranks) return;
-    // Heads are exchanged while every rank has key/value heads of its own; a ring takes the rest.
-    int sp = 1;
-    for (int d = 1; d <= group; ++d)
-      if (group % d == 0 && kv_heads % (d * mesh_sp) == 0 && query_heads % (d * mesh_sp) == 0)
-        sp = d;
-    splits.push_back({group, sp * mesh_sp, group / sp * mesh_cp});
-  };
-  add(1);
-  for (int power = 2; power <= ranks; power *= 2) {
-    add(power);
-    add(power / 2 * 3);
-  }
-  return splits;
 }
 
 std::vector<std::string> problems(const PlacementOptions& options) {

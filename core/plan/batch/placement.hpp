@@ -60,7 +60,6 @@ struct PlacedMicroBatch {
   std::vector<Segment> segments;  ///< never empty
   int first = 0;
   PlacementSplit split;
-  int chunk = 0;       ///< index of a dependent chunk inside its sample, 0 for standalone
   double seconds = 0;  ///< predicted, of one stage
 };
 
@@ -74,12 +73,6 @@ struct Placement {
   /// Ranks without any micro-batch.
   int idle_ranks() const;
 };
-
-/// Splits of 1, 2, 3, 4, 6, 8, 12, ... ranks up to `ranks`: Ulysses over the largest divisor that
-/// divides the key/value heads, the rest as a ring; the smallest takes `mesh_sp` and `mesh_cp`.
-std::vector<PlacementSplit> placement_splits(int ranks, std::int64_t query_heads,
-                                             std::int64_t kv_heads, int mesh_sp = 1,
-                                             int mesh_cp = 1);
 
 /// Why these options cannot place anything, one sentence each.
 std::vector<std::string> problems(const PlacementOptions& options);

@@ -29,21 +29,21 @@ SequenceLayout::SequenceLayout(LayoutKind kind, std::int64_t tokens, int ranks, 
       "sequence layout: {} tokens over {} ranks overflow", tokens, ranks);
   if (kind == LayoutKind::shuffled) {
     const std::int64_t rounds = std::min(kDeals, tokens / stripe / ranks + 1);
-    auto deals = std::make_shared<Deals>();
+    auto places = std::make_shared<std::vector<std::int32_t>>();
+    std::vector<int> dealt(static_cast<std::size_t>(ranks));  // the rank at each place
     for (std::int64_t round = 0; round < rounds; ++round) {
-      const std::size_t first = deals->ranks.size();
-      deals->ranks.resize(first + static_cast<std::size_t>(ranks));
-      deals->places.resize(deals->ranks.size());
-      const auto order = deals->ranks.begin() + static_cast<std::ptrdiff_t>(first);
-      std::iota(order, deals->ranks.end(), 0);
+      const std::size_t first = places->size();
+      places->resize(first + dealt.size());
+      const auto order = dealt.begin();
+      std::iota(order, dealt.end(), 0);
       for (int i = ranks - 1; i > 0; --i)
         std::swap(order[i], order[static_cast<std::ptrdiff_t>(
                                 random_bits(0, stream_of("shuffled_stripes"),
                                             static_cast<std::uint64_t>(round * ranks + i)) %
                                 (static_cast<std::uint64_t>(i) + 1))]);
-      for (int i = 0; i < ranks; ++i) deals->places[first + static_cast<std::size_t>(order[i])] = i;
+      for (int i = 0; i < ranks; ++i) (*places)[first + static_cast<std::size_t>(order[i])] = i;
     }
-    deals_ = std::move(deals);
+    places_ = std::move(places);
   }
   if (kind == LayoutKind::document_zigzag) lay_documents({0, tokens});
 }
@@ -91,62 +91,11 @@ std::size_t SequenceLayout::document_of(std::int64_t global) const {
 }
 
 std::int64_t SequenceLayout::place(std::int64_t round, int rank) const {
-  return deals_ ? deals_->places[static_cast<std::size_t>(round % kDeals * ranks_ + rank)] : rank;
-}
-
-int SequenceLayout::dealt(std::int64_t round, std::int64_t place) const {
-  return deals_ ? deals_->ranks[static_cast<std::size_t>(round % kDeals * ranks_ + place)]
-                : static_cast<int>(place);
+  return places_ ? (*places_)[static_cast<std::size_t>(round % kDeals * ranks_ + rank)] : rank;
 }
 
 std::int64_t SequenceLayout::boundary(std::int64_t i, std::int64_t parts) const {
   return i == parts ? tokens_ : tokens_ * i / parts / align_ * align_;
-}
-
-namespace {
-/// Last piece that starts at or below `global`; pieces may be empty.
-template <class Boundary>
-std::int64_t piece_of(std::int64_t global, std::int64_t parts, const Boundary& boundary) {
-  std::int64_t low = 0, high = parts;  // boundary(low) <= global < boundary(high)
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (boundary(middle) <= global ? low : high) = middle;
-  }
-  return low;
-}
-}  // namespace
-
-SequenceLayout::Location SequenceLayout::locate(std::int64_t global) const {
-  require(global >= 0 && global < tokens_, "sequence layout: position {} lies outside [0, {})",
-          global, tokens_);
-  int rank = 0;
-  switch (kind_) {
-    case LayoutKind::contiguous:
-      rank = static_cast<int>(
-          piece_of(global, ranks_, [&](std::int64_t i) { return boundary(i, ranks_); }));
-      break;
-    case LayoutKind::zigzag: {
-      const std::int64_t parts = 2 * static_cast<std::int64_t>(ranks_);
-      const std::int64_t piece =
-          piece_of(global, parts, [&](std::int64_t i) { return boundary(i, parts); });
-      rank = static_cast<int>(std::min(piece, parts - 1 - piece));
-      break;
-    }
-    case LayoutKind::striped:
-    case LayoutKind::shuffled:
-      rank = dealt(global / stripe_ / ranks_, global / stripe_ % ranks_);
-      break;
-    case LayoutKind::document_zigzag: {
-      const std::size_t document = document_of(global);
-      const std::int64_t parts = 2 * std::int64_t{ranks_};
-      const std::int64_t piece =
-          piece_of(global, parts, [&](std::int64_t i) { return piece_begin(document, i); });
-      const auto turn = static_cast<std::int64_t>(document % static_cast<std::size_t>(ranks_));
-      rank = static_cast<int>((std::min(piece, parts - 1 - piece) + ranks_ - turn) % ranks_);
-      break;
-    }
-  }
-  return {rank, lower_bound(rank, global)};
 }
 
 std::int64_t SequenceLayout::global(int rank, std::int64_t index) const {
@@ -281,7 +230,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int ra
   return result;
 }
 
-PackedAxis::PackedAxis(const MicroBatch& batch) : micro_batch(&batch) {
+PackedAxis::PackedAxis(const MicroBatch& batch) {
   offset.reserve(batch.segments.size() + 1);
   offset.push_back(0);
   for (const auto& segment : batch.segments) {

@@ -39,8 +39,7 @@ struct LayoutRule {
 };
 
 /// How N tokens are spread over C ranks.  Local indices ascend with the global position on every
-/// rank and every layout, so that causal visibility is one interval per query (see
-/// visible_intervals).
+/// rank and every layout, so that causal visibility is one interval per query.
 ///   contiguous  rank r holds [b(r), b(r+1)), b(i) = N i / C rounded down to `align`
 ///   zigzag      2C pieces cut alike; rank r holds pieces r and 2C-1-r
 ///   striped     block b of `stripe` tokens lies on rank b mod C
@@ -60,12 +59,6 @@ class SequenceLayout {
   SequenceLayout(LayoutKind kind, const MicroBatch& micro_batch, int ranks,
                  std::int64_t stripe = 64, std::int64_t align = 1);
 
-  struct Location {
-    int rank = 0;
-    std::int64_t index = 0;
-    bool operator==(const Location&) const = default;
-  };
-  Location locate(std::int64_t global) const;
   std::int64_t global(int rank, std::int64_t index) const;
   std::int64_t local_tokens(int rank) const;
   std::int64_t tokens() const { return tokens_; }
@@ -85,16 +78,11 @@ class SequenceLayout {
 
  private:
   std::int64_t boundary(std::int64_t i, std::int64_t parts) const;
-  /// Place of `rank` in round `round` of stripes, and the rank at a place.
+  /// Place of `rank` in round `round` of stripes.
   std::int64_t place(std::int64_t round, int rank) const;
-  int dealt(std::int64_t round, std::int64_t place) const;
 
-  /// Orders of the rounds of a shuffled layout, one after another; later rounds repeat them.
-  struct Deals {
-    std::vector<std::int32_t> ranks,
-        places;  ///< [rounds][ranks]: the rank at each place, the place of each rank
-  };
-  std::shared_ptr<const Deals> deals_;
+  /// Of a shuffled layout, [rounds][ranks]: the place of each rank; later rounds repeat them.
+  std::shared_ptr<const std::vector<std::int32_t>> places_;
 
   /// Segments of a document_zigzag layout.
   struct Documents {
@@ -117,7 +105,6 @@ class SequenceLayout {
 /// the segment it belongs to.
 struct PackedAxis {
   std::vector<std::int64_t> offset;  ///< [segments + 1], start of each segment on the packed axis
-  const MicroBatch* micro_batch = nullptr;
   explicit PackedAxis(const MicroBatch& batch);
   int segment_of(std::int64_t packed) const;
 };

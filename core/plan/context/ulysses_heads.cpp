@@ -1,8 +1,8 @@
 #include "core/plan/context/ulysses_heads.hpp"
 
-#include <algorithm>
+#include <fmt/format.h>
 
-#include "core/base/error.hpp"
+#include <algorithm>
 
 namespace ballast {
 

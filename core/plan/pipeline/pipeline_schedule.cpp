@@ -1,10 +1,8 @@
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 
 #include <algorithm>
-#include <map>
 #include <set>
 
-#include "core/base/error.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/pipeline/schedule_lists.hpp"
 #include "core/plan/pipeline/state_aware_schedule.hpp"

@@ -201,16 +201,6 @@ __global__ void merge_kernel(float* o, float* lse, const float* o_part, const fl
   if (threadIdx.x % 32 == 0) lse[head * tokens + token] = top + logf(sum);
 }
 
-__global__ void convert_kernel(const float* in, std::int64_t in_stride, __nv_bfloat16* out,
-                               std::int64_t out_stride, std::int64_t rows, std::int64_t columns) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t quads = columns / 4;
-  if (i >= rows * quads) return;
-  const float* from = in + i / quads * in_stride + i % quads * 4;
-  __nv_bfloat16* to = out + i / quads * out_stride + i % quads * 4;
-  for (int e = 0; e < 4; ++e) to[e] = __float2bfloat16(from[e]);
-}
-
 __global__ void fill_kernel(float* out, std::int64_t n, float value) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i < n) out[i] = value;
@@ -368,16 +358,6 @@ cudaError_t attention_merge(float* o, float* lse, const float* o_part, const flo
   if (tokens == 0) return cudaSuccess;
   merge_kernel<<<grid(tokens * heads * 32), kThreads, 0, stream>>>(o, lse, o_part, lse_part, tokens,
                                                                    heads, head_dim);
-  return cudaGetLastError();
-}
-
-cudaError_t convert_to_bf16(const float* in, std::int64_t in_stride, void* out,
-                            std::int64_t out_stride, std::int64_t rows, std::int64_t columns,
-                            cudaStream_t stream) {
-  if (columns % 4 != 0) return cudaErrorInvalidValue;
-  if (rows == 0) return cudaSuccess;
-  convert_kernel<<<grid(rows * columns / 4), kThreads, 0, stream>>>(
-      in, in_stride, static_cast<__nv_bfloat16*>(out), out_stride, rows, columns);
   return cudaGetLastError();
 }
 

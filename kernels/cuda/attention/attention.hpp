@@ -12,10 +12,10 @@
 // computes no pair has o = 0 and lse = -inf, and contributes zero gradient.  scale must be
 // positive.
 //
-// Which pairs are computed is told by a DeviceIndex (attention_index.hpp) on which derive_index()
-// has run. All functions enqueue on `stream`, never allocate, never synchronise, and return the
-// first CUDA error (cudaErrorInvalidValue for shapes that break the rules above or a workspace that
-// is too small).
+// Which pairs are computed is told by a DeviceIndex (core/plan/attention/device_index.hpp) on which
+// derive_index() has run. All functions enqueue on `stream`, never allocate, never synchronise, and
+// return the first CUDA error (cudaErrorInvalidValue for shapes that break the rules above or a
+// workspace that is too small).
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -104,11 +104,5 @@ cudaError_t attention_delta(const void* dout, std::int64_t dout_stride, const vo
 /// handled (Online softmax, Milakov and Gimelshein 2018).
 cudaError_t attention_merge(float* o, float* lse, const float* o_part, const float* lse_part,
                             std::int64_t tokens, int heads, int head_dim, cudaStream_t stream);
-
-/// Rows of fp32 (in_stride elements apart) to rows of bf16 (out_stride apart); `columns` is a
-/// multiple of 4.
-cudaError_t convert_to_bf16(const float* in, std::int64_t in_stride, void* out,
-                            std::int64_t out_stride, std::int64_t rows, std::int64_t columns,
-                            cudaStream_t stream);
 
 }  // namespace ballast::cuda

@@ -103,7 +103,7 @@ cudaError_t query_gradient_plain(const AttentionBackwardArgs& args, const Attent
 
 /// The last part of derive_index(): forward_order, backward_order and backward_pieces.
 cudaError_t order_work(const DeviceIndex& index, cudaStream_t stream);
-/// Gathered rows of k and v (attention_index.cu), and the addition of their gradients back to dk
+/// Gathered rows of k and v (index/device_index.cu), and the addition of their gradients back to dk
 /// and dv.
 cudaError_t gather_columns(const DeviceIndex& index, const void* k, std::int64_t k_stride,
                            const void* v, std::int64_t v_stride, int head_dim, void* column_k,

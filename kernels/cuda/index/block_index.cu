@@ -1,5 +1,5 @@
 // From the pattern blocks that 64 queries chose to the runs and row masks of a DeviceIndex
-// (attention_blocks.hpp): a warp a list, 32 key blocks at a time, as in attention_slash_index.cu.
+// (block_launch.hpp): a warp a list, 32 key blocks at a time, as in slash_index.cu.
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
 #include "kernels/cuda/index/lists.cuh"

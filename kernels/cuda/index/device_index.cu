@@ -1,5 +1,5 @@
 // Derives on the GPU what the attention kernels need besides the AttentionPattern itself: padded
-// row bounds, transposed lists and the gathered columns; work orders are in attention_order.cu.
+// row bounds, transposed lists and the gathered columns; work orders are in order.cu.
 // Every kernel here is small; sizes follow what the index selects.
 #include <cuda_bf16.h>
 

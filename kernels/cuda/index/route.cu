@@ -1,4 +1,4 @@
-// MoBA's routing on the GPU (attention_blocks.hpp): pooled keys, each query's best blocks by a
+// MoBA's routing on the GPU (block_launch.hpp): pooled keys, each query's best blocks by a
 // search over the bits of its scores, and the softmax mass of its best blocks by counting scores.
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // The heaviest entries of each list (attention_pattern.hpp), one CTA a list: the threshold
-// (attention_heaviest.cuh), then one pass that writes the entries in order.  Nothing depends on the
+// (heaviest.cuh), then one pass that writes the entries in order.  Nothing depends on the
 // order in which threads run.
 #include <climits>
 #include <cmath>

@@ -1,4 +1,4 @@
-// XAttention on the GPU (attention_blocks.hpp): antidiagonal sums of queries against keys, 64 x 64
+// XAttention on the GPU (block_launch.hpp): antidiagonal sums of queries against keys, 64 x 64
 // strides at a time, and the blocks of keys that hold a share of the mass of every block of
 // queries.
 #include <algorithm>

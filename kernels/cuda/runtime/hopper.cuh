@@ -90,9 +90,6 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 // swizzle, and completion on an mbarrier.  The 128-byte swizzle XORs the 16-byte column of a row
 // with the row number modulo 8, so that wgmma reads without bank conflicts; tiles must start at
 // multiples of 1,024 bytes.  All maps here are (column, head, token).
-__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 __device__ __forceinline__ void tma_load(void* smem, const CUtensorMap* map, std::uint64_t* bar,
                                          int column, int head, int token) {
   asm volatile(

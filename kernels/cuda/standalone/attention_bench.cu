@@ -1,7 +1,8 @@
 // Checks and times the CUDA attention kernels without the rest of Ballast (see build.sh).
 //   attention_bench check [smoke|routed]     small cases against fp64, every path and option;
-//   "smoke" runs the first few, "routed" those of routed lists attention_bench time [lengths.txt
-//   [PART]]     medians of the sizes that docs/performance_attention.md reports
+//                                            "smoke" runs the first few, "routed" routed lists
+//   attention_bench time [lengths.txt [PART]]     medians of the sizes that
+//                                            docs/performance_attention.md reports
 #include <climits>
 #include <cmath>
 #include <cstdlib>

@@ -165,17 +165,13 @@ TEST(DeckValues, TextIsToml) {
 
 TEST(DeckValues, DefaultsPlacesAndTypes) {
   Deck deck;
-  EXPECT_EQ(deck.integer("mesh.dp"), 1);
-  EXPECT_EQ(deck.place("mesh.dp"), "default");
+  EXPECT_EQ(deck.get<std::int64_t>("mesh.dp"), 1);
   EXPECT_FALSE(deck.is_set("mesh.dp"));
-  EXPECT_FALSE(deck.block_set("mesh"));
   deck.set("mesh.dp", std::int64_t{3}, "deck.toml:4");
-  EXPECT_EQ(deck.integer("mesh.dp"), 3);
-  EXPECT_EQ(deck.place("mesh.dp"), "deck.toml:4");
-  EXPECT_TRUE(deck.block_set("mesh"));
-  EXPECT_FALSE(deck.block_set("me"));
-  EXPECT_THROW(deck.integer("mesh.dpp"), std::logic_error);
-  EXPECT_THROW(deck.real("mesh.dp"), std::logic_error);
+  EXPECT_EQ(deck.get<std::int64_t>("mesh.dp"), 3);
+  EXPECT_EQ(deck.config().from.settings.at("mesh.dp").place, "deck.toml:4");
+  EXPECT_THROW(deck.get<std::int64_t>("mesh.dpp"), std::logic_error);
+  EXPECT_THROW(deck.get<double>("mesh.dp"), std::logic_error);
   EXPECT_THROW(deck.set("mesh.dp", 1.5, "x"), std::logic_error);
   EXPECT_THROW(deck.set("mesh.nothing", 1.5, "x"), std::logic_error);
 }
@@ -197,9 +193,9 @@ TEST(DeckPreset, FillsTheShapeAndExplicitKeysWin) {
     EXPECT_FALSE(shape.qkv_bias);
     EXPECT_EQ(shape.hidden, published.hidden);
     deck.apply_preset();
-    EXPECT_EQ(deck.integer("model.hidden"), published.hidden);
-    EXPECT_EQ(deck.integer("model.layers"), 2);
-    EXPECT_EQ(deck.place("model.hidden"), "preset " + name);
+    EXPECT_EQ(deck.get<std::int64_t>("model.hidden"), published.hidden);
+    EXPECT_EQ(deck.get<std::int64_t>("model.layers"), 2);
+    EXPECT_EQ(deck.config().from.settings.at("model.hidden").place, "preset " + name);
   }
 }
 

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "core/base/error.hpp"
@@ -27,16 +29,16 @@ std::vector<Event> drain(Recorder& recorder) {
   return events;
 }
 
-TEST(Recorder, KindNamesAreDistinctAndReadBack) {
+TEST(Recorder, KindNamesAreDistinct) {
+  std::set<std::string> names;
   for (int i = 0; i < kEventKinds; ++i) {
     const auto kind = static_cast<EventKind>(i);
     EXPECT_STRNE(name(kind), "unknown");
-    EXPECT_EQ(event_kind(name(kind)), kind);
+    EXPECT_TRUE(names.insert(name(kind)).second) << name(kind);
   }
   EXPECT_EQ(static_cast<int>(EventKind::idle), kEventKinds - 1)
       << "kEventKinds does not count the kinds";
   EXPECT_STREQ(name(static_cast<EventKind>(kEventKinds)), "unknown");
-  EXPECT_THROW(event_kind("no_such_kind"), Error);
 }
 
 TEST(Recorder, EventsInheritTheContextOfTheirBegin) {

@@ -98,21 +98,39 @@ TEST(PlanJson, RandomPlansComeBack) {
   }
 }
 
-TEST(PlanJson, SchedulesAndRingsComeBack) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    const Schedule schedule = RandomValues(seed).schedule();
-    EXPECT_TRUE(schedule_from_json(Json::parse(to_json(schedule).dump())).stages ==
-                schedule.stages);
+/// The steps as to_json writes them.
+void expect_written(const std::vector<RingStep>& steps, const Json& list) {
+  ASSERT_EQ(list.size(), steps.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const RingStep& step = steps[i];
+    Json expected{{"outer", step.outer}, {"inner", step.inner}, {"shard", step.shard}};
+    const auto hop = [&](const char* key, const std::optional<RingHop>& h) {
+      if (h)
+        expected[key] = Json{{"to", h->to},
+                             {"from", h->from},
+                             {"send", h->send_shard},
+                             {"recv", h->recv_shard},
+                             {"complete", h->complete}};
+    };
+    hop("kv_inner", step.kv_inner), hop("kv_outer", step.kv_outer);
+    hop("dkv_inner", step.dkv_inner), hop("dkv_outer", step.dkv_outer);
+    if (!step.release.empty()) expected["release"] = step.release;
+    EXPECT_EQ(list[i], expected);
   }
+}
+
+TEST(PlanJson, RingsAreWrittenWhole) {
   for (const auto& [outer, inner] : {std::pair{1, 1}, {1, 4}, {3, 1}, {2, 4}, {4, 2}})
     for (int rank = 0; rank < outer * inner; ++rank) {
       const RingPlan plan = plan_ring(rank, outer, inner);
-      const RingPlan back = ring_plan_from_json(Json::parse(to_json(plan).dump()));
-      EXPECT_EQ(back.hash(), plan.hash());
-      EXPECT_EQ(back.forward, plan.forward);
-      EXPECT_EQ(back.backward, plan.backward);
-      EXPECT_EQ(back.kv_buffers, plan.kv_buffers);
-      EXPECT_EQ(back.dkv_buffers, plan.dkv_buffers);
+      const Json json = Json::parse(to_json(plan).dump());
+      EXPECT_EQ(json.at("rank"), rank);
+      EXPECT_EQ(json.at("outer"), outer);
+      EXPECT_EQ(json.at("inner"), inner);
+      EXPECT_EQ(json.at("kv_buffers"), plan.kv_buffers);
+      EXPECT_EQ(json.at("dkv_buffers"), plan.dkv_buffers);
+      expect_written(plan.forward, json.at("forward"));
+      expect_written(plan.backward, json.at("backward"));
     }
 }
 

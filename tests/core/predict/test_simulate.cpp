@@ -184,7 +184,6 @@ class RingTimes final : public Costs {
   double optimizer(std::int64_t elements, bool) const override {
     return static_cast<double>(elements);
   }
-  double checkpoint(std::int64_t) const override { return 0; }
 };
 
 TEST(Simulate, RingHopsHideBehindAttentionAndSumsAndExchangesDoNot) {
@@ -312,7 +311,6 @@ TEST(Simulate, RoundsOfCollectivesMeetAllReplicas) {
     double reduce(const Collective&) const override { return 0.5; }
     double gather(const Collective&) const override { return 0; }
     double optimizer(std::int64_t, bool) const override { return 0; }
-    double checkpoint(std::int64_t) const override { return 0; }
   };
   const SimulatedStep step = simulate(plan, {.layers = 1}, Reduces());
   EXPECT_DOUBLE_EQ(step.step_s, 6 + 0.5 + 6 + 0.5);

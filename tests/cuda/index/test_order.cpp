@@ -1,4 +1,4 @@
-// Work orders of dense indexes (attention_order.cu): every unit of work once, packed segments one
+// Work orders of dense indexes (order.cu): every unit of work once, packed segments one
 // after another, and the backward that takes them so against the one that takes whole units.
 #include <algorithm>
 #include <map>

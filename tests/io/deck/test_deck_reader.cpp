@@ -53,29 +53,29 @@ testing::AssertionResult holds(const std::string& text, const std::vector<std::s
 
 TEST(DeckReader, ValuesTypesAndPlaces) {
   const Deck deck = parse_deck(kSound, "deck.toml");
-  EXPECT_EQ(deck.integer("run.seed"), 11);
-  EXPECT_EQ(deck.integer("mesh.dp"), 2);
-  EXPECT_EQ(deck.place("mesh.dp"), "deck.toml:5");
-  EXPECT_EQ(deck.place("mesh.pp"), "default");
-  EXPECT_EQ(deck.real("optimizer.learning_rate"), 1.0);  // an integer will do for a number
+  EXPECT_EQ(deck.get<std::int64_t>("run.seed"), 11);
+  EXPECT_EQ(deck.get<std::int64_t>("mesh.dp"), 2);
+  EXPECT_EQ(deck.config().from.settings.at("mesh.dp").place, "deck.toml:5");
+  EXPECT_EQ(deck.get<double>("optimizer.learning_rate"), 1.0);  // an integer will do for a number
   EXPECT_EQ(deck.get<std::vector<std::string>>("data.paths"),
             (std::vector<std::string>{"/usr/include", "/tmp"}));
-  EXPECT_EQ(deck.integer("model.hidden"), 896);  // from the preset
-  EXPECT_EQ(deck.place("model.hidden"), "preset qwen2.5-0.5b");
-  EXPECT_EQ(deck.integer("model.layers"), 2);
+  EXPECT_EQ(deck.get<std::int64_t>("model.hidden"), 896);  // from the preset
+  EXPECT_EQ(deck.config().from.settings.at("model.hidden").place, "preset qwen2.5-0.5b");
+  EXPECT_EQ(deck.get<std::int64_t>("model.layers"), 2);
 }
 
 TEST(DeckReader, OtherSpellingsOfTwoLevels) {
   const std::string text =
       "mesh = { dp = 3 }\nrun.seed = 4\nmodel.preset = 'qwen2.5-0.5b'\n\"data\".paths = ['/x']\n";
   const Deck deck = parse_deck(text, "deck.toml");
-  EXPECT_EQ(deck.integer("mesh.dp"), 3);
-  EXPECT_EQ(deck.integer("run.seed"), 4);
-  EXPECT_EQ(parse_deck(std::string("\xEF\xBB\xBF") + text, "deck.toml").integer("mesh.dp"), 3);
+  EXPECT_EQ(deck.get<std::int64_t>("mesh.dp"), 3);
+  EXPECT_EQ(deck.get<std::int64_t>("run.seed"), 4);
+  EXPECT_EQ(
+      parse_deck(std::string("\xEF\xBB\xBF") + text, "deck.toml").get<std::int64_t>("mesh.dp"), 3);
   std::string dos = kSound;
   for (std::size_t at = 0; (at = dos.find('\n', at)) != std::string::npos; at += 2)
     dos.insert(at, 1, '\r');
-  EXPECT_EQ(parse_deck(dos, "deck.toml").place("mesh.dp"), "deck.toml:5");
+  EXPECT_EQ(parse_deck(dos, "deck.toml").config().from.settings.at("mesh.dp").place, "deck.toml:5");
 }
 
 TEST(DeckReader, EffectiveDeckReadsBackToTheSame) {
@@ -154,17 +154,17 @@ TEST(DeckReader, OverridesWinAndBareWordsAreText) {
                  {"mesh.dp=4", "ring.layout=striped", "data.paths=/a,/b", "run.output=123",
                   "run.seed=5", "run.seed=6", "optimizer.beta1=0", "trace.enabled=false",
                   "data.extensions=[.hpp,.h]", "recompute.layers=-1"});
-  EXPECT_EQ(deck.integer("mesh.dp"), 4);
-  EXPECT_EQ(deck.place("mesh.dp"), "command line: mesh.dp=4");
+  EXPECT_EQ(deck.get<std::int64_t>("mesh.dp"), 4);
+  EXPECT_EQ(deck.config().from.settings.at("mesh.dp").place, "command line: mesh.dp=4");
   EXPECT_EQ(deck.text("ring.layout"), "striped");
   EXPECT_EQ(deck.get<std::vector<std::string>>("data.paths"),
             (std::vector<std::string>{"/a", "/b"}));
   EXPECT_EQ(deck.get<std::vector<std::string>>("data.extensions"),
             (std::vector<std::string>{".hpp", ".h"}));
   EXPECT_EQ(deck.text("run.output"), "123");
-  EXPECT_EQ(deck.integer("run.seed"), 6);
-  EXPECT_EQ(deck.real("optimizer.beta1"), 0);
-  EXPECT_FALSE(deck.boolean("trace.enabled"));
+  EXPECT_EQ(deck.get<std::int64_t>("run.seed"), 6);
+  EXPECT_EQ(deck.get<double>("optimizer.beta1"), 0);
+  EXPECT_FALSE(deck.get<bool>("trace.enabled"));
   EXPECT_EQ(deck.get<std::vector<std::string>>("data.paths"),
             parse_deck(kSound, "d", {R"(data.paths=["/a", "/b"])"})
                 .get<std::vector<std::string>>("data.paths"));
@@ -211,17 +211,18 @@ model.preset = "qwen2.5-7b"
 model.layers = 3
 )";
   const ModelShape published = model_preset("qwen2.5-7b");
-  EXPECT_EQ(parse_deck(text, "d").integer("model.hidden"), 64);
+  EXPECT_EQ(parse_deck(text, "d").get<std::int64_t>("model.hidden"), 64);
   const Deck large = parse_deck(text, "d", {}, "large");
-  EXPECT_EQ(large.integer("model.hidden"), published.hidden);
-  EXPECT_EQ(large.integer("model.head_dim"), published.head_dim);
-  EXPECT_EQ(large.integer("model.layers"), 3);
-  EXPECT_EQ(large.real("model.yarn_factor"), 4);  // the run's choice, not the model's
+  EXPECT_EQ(large.get<std::int64_t>("model.hidden"), published.hidden);
+  EXPECT_EQ(large.get<std::int64_t>("model.head_dim"), published.head_dim);
+  EXPECT_EQ(large.get<std::int64_t>("model.layers"), 3);
+  EXPECT_EQ(large.get<double>("model.yarn_factor"), 4);  // the run's choice, not the model's
   const Deck command_line =
       parse_deck(text, "d", {"model.layers=5", "model.preset=qwen2.5-7b"}, "large");
-  EXPECT_EQ(command_line.integer("model.vocabulary"), published.vocabulary);
-  EXPECT_EQ(command_line.integer("model.layers"), 5);
-  EXPECT_EQ(parse_deck(text, "d", {"model.preset=custom"}, "").integer("model.hidden"), 64);
+  EXPECT_EQ(command_line.get<std::int64_t>("model.vocabulary"), published.vocabulary);
+  EXPECT_EQ(command_line.get<std::int64_t>("model.layers"), 5);
+  EXPECT_EQ(parse_deck(text, "d", {"model.preset=custom"}, "").get<std::int64_t>("model.hidden"),
+            64);
 }
 
 TEST(DeckReader, BadOverridesNameThemselves) {
@@ -256,15 +257,15 @@ mesh = { dp = 5 }
 seed = 9
 )";
   EXPECT_EQ(parse_deck_cases(text, "deck.toml"), (std::vector<std::string>{"dotted", "block"}));
-  EXPECT_EQ(parse_deck(text, "deck.toml").integer("mesh.dp"), 2);
+  EXPECT_EQ(parse_deck(text, "deck.toml").get<std::int64_t>("mesh.dp"), 2);
   const Deck dotted = parse_deck(text, "deck.toml", {"run.seed=1"}, "dotted");
-  EXPECT_EQ(dotted.integer("mesh.dp"), 3);
+  EXPECT_EQ(dotted.get<std::int64_t>("mesh.dp"), 3);
   EXPECT_EQ(dotted.text("ring.layout"), "striped");
   EXPECT_EQ(dotted.case_name, "dotted");
-  EXPECT_EQ(dotted.integer("run.seed"), 1);
+  EXPECT_EQ(dotted.get<std::int64_t>("run.seed"), 1);
   const Deck block = parse_deck(text, "deck.toml", {}, "block");
-  EXPECT_EQ(block.integer("mesh.dp"), 5);
-  EXPECT_EQ(block.integer("run.seed"), 9);
+  EXPECT_EQ(block.get<std::int64_t>("mesh.dp"), 5);
+  EXPECT_EQ(block.get<std::int64_t>("run.seed"), 9);
   EXPECT_TRUE(
       holds(problem(text, {}, "doted"),
             {"deck.toml: no case \"doted\" (did you mean \"dotted\"?); cases: dotted, block"}));

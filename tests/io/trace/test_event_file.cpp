@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <map>
 
@@ -85,14 +86,20 @@ TEST(Crc32c, ValuesOfRfc3720) {
   EXPECT_EQ(slow_crc32c("123456789"), 0xe3069283u);
 }
 
+std::vector<std::string> files_of(const std::string& folder) {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    found.push_back(entry.path().string());
+  return found;
+}
+
 class EventFileTest : public TemporaryFolder {};
 
-TEST_F(EventFileTest, HoldsScalarsAndTexts) {
+TEST_F(EventFileTest, HoldsScalars) {
   EventFile file(dir + "/tensorboard", 41);
   file.scalars(42, {{"train/loss", 2.5}, {"speed/mfu", -1e-3}});
-  file.text(300, "eval/sample", "a text");
-  const std::vector<std::string> all = records(file.path());
-  ASSERT_EQ(all.size(), 4u);
+  const std::vector<std::string> all = records(files_of(dir + "/tensorboard").at(0));
+  ASSERT_EQ(all.size(), 3u);
   EXPECT_EQ(fields(all[0]).find(3)->second, "brain.Event:2");
   const auto start = fields(all[1]);
   EXPECT_EQ(take<std::int64_t>(start.find(2)->second, 0), 42);
@@ -109,17 +116,11 @@ TEST_F(EventFileTest, HoldsScalarsAndTexts) {
     values[parts.find(1)->second] = take<float>(parts.find(2)->second, 0);
   }
   EXPECT_EQ(values, (std::map<std::string, float>{{"train/loss", 2.5f}, {"speed/mfu", -1e-3f}}));
-
-  const auto text = fields(all[3]);
-  EXPECT_EQ(take<std::int64_t>(text.find(2)->second, 0), 300);
-  const auto value = fields(fields(text.find(5)->second).find(1)->second);
-  EXPECT_EQ(fields(value.find(8)->second).find(8)->second, "a text");
-  EXPECT_EQ(fields(fields(value.find(9)->second).find(1)->second).find(1)->second, "text");
 }
 
 TEST_F(EventFileTest, SessionsGetFilesOfTheirOwn) {
   const EventFile one(dir, 0), two(dir, 0);
-  EXPECT_NE(one.path(), two.path());
+  EXPECT_EQ(files_of(dir).size(), 2u);
   EXPECT_THROW(EventFile("/proc/none", 0), std::exception);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "core/model/tensor_specs.hpp"
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/attention/local_attention.hpp"
@@ -332,6 +333,17 @@ TEST_P(RecomputeCases, OnEqualsOffBitForBit) {
   }
 }
 
+/// Bytes of the rotary table, of what each layer keeps and of the last hidden states.
+std::int64_t kept_by_forward(const ModelShape& shape, std::int64_t tokens, DType type,
+                             RecomputeOptions recompute) {
+  const auto statistic = static_cast<std::int64_t>(size_of(statistics_type(type))),
+             element = static_cast<std::int64_t>(size_of(type));
+  std::int64_t bytes = tokens * (shape.head_dim * statistic + shape.hidden * element);
+  for (std::int64_t l = 0; l < shape.layers; ++l)
+    bytes += kept_bytes(shape, tokens, type, keep_of(recompute.of(l)));
+  return bytes;
+}
+
 TEST_P(RecomputeCases, ActivationBytesAreWhatForwardKeeps) {
   const auto [type, options] = GetParam();
   for (const bool qk_norm : {false, true}) {
@@ -344,13 +356,11 @@ TEST_P(RecomputeCases, ActivationBytesAreWhatForwardKeeps) {
     const std::int64_t before = memory_use().current[category];
     StageActivationsPtr saved;
     model.forward(setup.batch, {}, attention, &saved);
-    EXPECT_EQ(memory_use().current[category] - before,
-              StageModel::activation_bytes(shape, 4, true, 37, type, options));
+    EXPECT_EQ(memory_use().current[category] - before, kept_by_forward(shape, 37, type, options));
     reset_peak_memory();
     model.backward(setup.batch, std::move(saved), attention, {});
     EXPECT_EQ(memory_use().current[category], before);
-    EXPECT_EQ(memory_use().peak[category] - before,
-              StageModel::activation_bytes(shape, 4, true, 37, type, options));
+    EXPECT_EQ(memory_use().peak[category] - before, kept_by_forward(shape, 37, type, options));
   }
 }
 
@@ -371,7 +381,7 @@ TEST_P(RecomputeCases, HalvesOfBackwardEqualItBitForBit) {
     auto attention = setup.attention();
     const int category = static_cast<int>(MemoryCategory::activations);
     const std::int64_t before = memory_use().current[category],
-                       half = StageModel::between_halves_bytes(shape, 4, 38, type);
+                       half = shape.layers * between_halves_bytes(shape, 38, type);
     StageActivationsPtr saved[2];
     for (const int i : {0, 1}) {
       setup.batch.loss_scale = i == 0 ? 1.0 : 0.25;

@@ -112,7 +112,6 @@ TEST(Mesh, EmulatedNodes) {
     shape.ranks_per_node = per_node;
     const Mesh& mesh = testing::mesh_of(shape);
     EXPECT_EQ(mesh.node.size(), per_node);
-    EXPECT_EQ(mesh.node_index, world.rank() / per_node);
     EXPECT_EQ(mesh.node.rank(), world.rank() % per_node);
     EXPECT_TRUE(mesh.warnings.empty());
     EXPECT_EQ(members(mesh.node), members(mesh.cp_inner));

@@ -150,11 +150,13 @@ TEST(Hbp, PlansRepeat) {
   options.groups = {{200, 1, -1}, {1000, 2, 3}};
   for (const Batching method : kWholeSamples) {
     options.method = method;
-    EXPECT_EQ(plan_batch(7, samples, options).hash(), plan_batch(7, samples, options).hash())
+    EXPECT_EQ(plan_batch(7, samples, options).micro_batches,
+              plan_batch(7, samples, options).micro_batches)
         << method;
     const auto a = plan_epoch(samples, options), b = plan_epoch(samples, options);
     ASSERT_EQ(a.size(), b.size());
-    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].hash(), b[i].hash()) << method;
+    for (std::size_t i = 0; i < a.size(); ++i)
+      EXPECT_EQ(a[i].micro_batches, b[i].micro_batches) << method;
   }
 }
 

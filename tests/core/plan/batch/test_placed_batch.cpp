@@ -40,7 +40,10 @@ TEST(PlacedBatch, SharedMicroBatchesStandAtOnePlaceAndEveryTokenOnce) {
     for (int d = 0; d < dp; ++d) {
       const auto& list = batch.micro_batches[static_cast<std::size_t>(d)];
       ASSERT_EQ(list.size(), batch.micro_batches[0].size());
-      EXPECT_NO_THROW(chunk_groups(batch.work_of(d)));
+      std::vector<MicroBatch> work = list;  // with what the first of its neighbours holds
+      for (std::size_t m = 0; m < work.size(); ++m)
+        work[m] = batch.micro_batches[static_cast<std::size_t>(d - d % list[m].sp)][m];
+      EXPECT_NO_THROW(chunk_groups(work));
       for (std::size_t m = 0; m < list.size(); ++m) {
         const auto& first = batch.micro_batches[static_cast<std::size_t>(d - d % list[m].sp)][m];
         ASSERT_EQ(first.sp, list[m].sp);
@@ -54,7 +57,7 @@ TEST(PlacedBatch, SharedMicroBatchesStandAtOnePlaceAndEveryTokenOnce) {
     all_shared += shared;
     ASSERT_EQ(tokens.size(), samples.size());
     for (const SampleLength& s : samples) EXPECT_EQ(tokens[s.sample], s.tokens);
-    EXPECT_EQ(plan_batch(5, samples, o).hash(), batch.hash());
+    EXPECT_EQ(plan_batch(5, samples, o).micro_batches, batch.micro_batches);
   }
   EXPECT_GT(all_shared, 0u);
 }

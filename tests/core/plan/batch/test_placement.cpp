@@ -12,6 +12,7 @@
 #include "core/base/random.hpp"
 #include "core/plan/batch/placement.hpp"
 #include "tests/core/plan/batch/long_tailed_lengths.hpp"
+#include "tests/core/plan/batch/placement_splits.hpp"
 
 namespace ballast {
 namespace {
@@ -85,7 +86,6 @@ void expect_sound(const std::vector<SampleLength>& samples, const PlacementOptio
             << "a chunk of sample " << s.sample;
         ASSERT_EQ(mb.segments.size(), 1u);
         ASSERT_EQ(at.first, mb.first);
-        ASSERT_EQ(mb.chunk, at.pieces);
       }
       at = {s.end, at.loss + s.loss_tokens, mb.first, at.pieces + 1};
       tokens += (s.tokens() + o.align - 1) / o.align * o.align;
@@ -230,7 +230,8 @@ TEST(Placement, ASampleThatNoGroupHoldsRunsInChunksInsideOne) {
   const Placement p = place(samples, o, costs);
   expect_sound(samples, o, costs, p);
   int chunks = 0;
-  for (const auto& m : p.micro_batches) chunks += m.chunk > 0 || m.segments[0].end < 100000 ? 1 : 0;
+  for (const auto& m : p.micro_batches)
+    chunks += m.segments[0].begin > 0 || m.segments[0].end < 100000 ? 1 : 0;
   EXPECT_GE(chunks, 4);
   costs.prefix_bytes = 1;  // the stored keys alone fill every group
   EXPECT_THROW(place(samples, o, costs), Error);
@@ -329,14 +330,6 @@ TEST(Placement, WrongOptionsAreRefused) {
   refused([](auto& o) { o.micro_batch_tokens = 0; });
   refused([](auto& o) { o.stages = 0; });
   EXPECT_THROW(place({{0, -1, 0}}, options(4), TestCosts()), Error);
-}
-
-TEST(Placement, SplitsExchangeHeadsWhileTheyLast) {
-  const auto splits = placement_splits(12, 28, 4);
-  const std::vector<PlacementSplit> expected{{1, 1, 1}, {2, 2, 1}, {3, 1, 3}, {4, 4, 1},
-                                             {6, 2, 3}, {8, 4, 2}, {12, 4, 3}};
-  EXPECT_EQ(splits, expected);
-  EXPECT_EQ(placement_splits(2, 16, 8, 2, 3), (std::vector<PlacementSplit>{{1, 2, 3}, {2, 4, 3}}));
 }
 
 TEST(Placement, AThousandRanksArePlannedInMilliseconds) {

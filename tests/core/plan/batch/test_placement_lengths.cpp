@@ -19,6 +19,7 @@
 #include "core/plan/batch/rivals/dynamic_cp.hpp"
 #include "core/plan/batch/rivals/flexsp.hpp"
 #include "tests/core/plan/batch/long_tailed_lengths.hpp"
+#include "tests/core/plan/batch/placement_splits.hpp"
 
 namespace ballast {
 namespace {

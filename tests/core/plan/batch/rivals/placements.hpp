@@ -8,6 +8,7 @@
 
 #include "core/plan/batch/placement.hpp"
 #include "tests/core/plan/batch/long_tailed_lengths.hpp"
+#include "tests/core/plan/batch/placement_splits.hpp"
 
 namespace ballast {
 
