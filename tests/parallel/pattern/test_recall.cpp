@@ -227,6 +227,28 @@ TEST(RecallOfChunks, AQueryOfADependentChunkSeesStoredKeys) {
   }
 }
 
+TEST(RecallSteps, DrawsFollowTheSampleAndNotItsPlace) {
+  SharedDraw draw{72};
+  const AttentionOptions options = measured_options("moba", 8);
+  const Data data({500, 700, 500}, options, draw);
+  const SequenceLayout flat(LayoutKind::contiguous, data.batch.axis_tokens(), 1, 64,
+                            options.align());
+  const AttentionAxes axes = attention_axes(data.batch, flat, 0);
+  // [segment] positions drawn.
+  const auto drawn = [&](const std::vector<std::uint64_t>& names) {
+    std::vector<std::vector<std::int64_t>> positions(3);
+    for (const SampledQuery& q : sample_queries(axes, key_axis(axes), 8, 64, 9, 10, kLayer, names))
+      positions[static_cast<std::size_t>(q.segment)].push_back(q.position);
+    return positions;
+  };
+  const auto first = drawn({5, 6, 7}), turned = drawn({7, 6, 5});
+  EXPECT_EQ(first[0], turned[2]);
+  EXPECT_EQ(first[2], turned[0]);
+  EXPECT_EQ(first[1], turned[1]);
+  EXPECT_NE(first[0], first[2]) << "samples of one length look at unlike queries";
+  EXPECT_THROW(drawn({5, 6}), Error);
+}
+
 TEST(RecallSteps, OnlyEveryNthStepIsMeasured) {
   SharedDraw draw{71};
   const AttentionOptions options = measured_options("moba", 8);
