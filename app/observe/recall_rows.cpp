@@ -10,22 +10,18 @@ double shown(double x) { return std::round(x * 1e6) * 1e-6; }
 
 }  // namespace
 
-RecallSums sum_recall(std::span<const RecallRow> rows, std::int64_t heads) {
+RecallSums sum_recall(std::span<const RecallRow> rows) {
   RecallSums sums;
-  sums.squares.assign(static_cast<std::size_t>(heads), 0.0);
   for (const RecallRow& row : rows) {
     sums.queries += row.queries;
     sums.mean += row.queries * row.mean;
-    sums.squares.at(static_cast<std::size_t>(row.head)) +=
-        row.queries * row.error * row.queries * row.error;
+    sums.squares += row.queries * row.error * row.queries * row.error;
   }
   return sums;
 }
 
 RecallFacts recall_facts(const RecallSums& sums) {
-  double error = 0;
-  for (const double squares : sums.squares) error += std::sqrt(squares);
-  return {sums.mean / sums.queries, 1.96 * error / sums.queries};
+  return {sums.mean / sums.queries, 1.96 * std::sqrt(sums.squares) / sums.queries};
 }
 
 std::string recall_json(std::span<const RecallRow> rows) {

@@ -9,14 +9,11 @@ namespace ballast {
 
 /// Sums that give the mean recall of many rows, and its error, once they are added over ranks.
 struct RecallSums {
-  double queries = 0, mean = 0;  ///< weights; weighted means
-  std::vector<double> squares;   ///< [heads] squared weighted errors
+  double queries = 0, mean = 0, squares = 0;  ///< weights; weighted means; squared weighted errors
 };
-/// `heads`: of a layer, all of them.
-RecallSums sum_recall(std::span<const RecallRow> rows, std::int64_t heads);
+RecallSums sum_recall(std::span<const RecallRow> rows);
 
-/// Mean of the weighted rows, and half the width of its 95 % interval.  Heads of a layer look at
-/// the same queries, so their errors add up at worst; those of unlike layers and samples do not.
+/// Mean of the weighted rows, and half the width of its 95 % interval.
 struct RecallFacts {
   double mean = 0, interval = 0;
 };

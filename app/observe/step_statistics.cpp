@@ -85,11 +85,12 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
                                 sums.scheduled ? -sums.first_begin_s : kNever,
                                 sums.scheduled ? sums.last_end_s : kNever,
                                 sums.compute_s};
-  std::array<double, 9> totals{sums.compute_s,     sums.recall.queries, sums.recall.mean,
-                               sums.choices,       sums.cut_choices,    sums.cut_mass,
-                               sums.drift_queries, sums.drift,          sums.reduction_s};
-  auto& [compute_s, queries, recall, choices, cut, cut_mass, drift_queries, drift, reduction_s] =
-      totals;
+  std::array<double, 10> totals{sums.compute_s,      sums.recall.queries, sums.recall.mean,
+                                sums.recall.squares, sums.choices,        sums.cut_choices,
+                                sums.cut_mass,       sums.drift_queries,  sums.drift,
+                                sums.reduction_s};
+  auto& [compute_s, queries, recall, squares, choices, cut, cut_mass, drift_queries, drift,
+         reduction_s] = totals;
   mesh.world.all_reduce(std::span<double>(largest), Reduction::max);
   mesh.world.all_reduce(std::span<double>(totals));
   const auto& [peak_bytes, tuning_s, planning_s, minus_begin_s, end_s, most_compute_s] = largest;
@@ -98,11 +99,7 @@ StepStatistics measure(const StepOutcome& outcome, const EventSums& sums, const 
   all.mean_reduction_s = reduction_s / all.ranks;
   if (cut > 0) all.caps = CapFacts{cut / choices, cut_mass / choices};
   if (drift_queries > 0) all.drift = drift / drift_queries;
-  if (queries > 0) {  // on all ranks alike
-    std::vector<double> squares = sums.recall.squares;
-    mesh.world.all_reduce(std::span<double>(squares));
-    all.recall = recall_facts({queries, recall, squares});
-  }
+  if (queries > 0) all.recall = recall_facts({queries, recall, squares});
   if (most_compute_s > 0) all.load_balance = compute_s / all.ranks / most_compute_s;
   all.idle_ranks = plan.idle_lanes() * (all.ranks / static_cast<int>(plan.lanes.size()));
   if (outcome.predicts && sums.recorded)

@@ -77,12 +77,10 @@ def sparsity_ratio(computed, visible):
     return 1 - np.divide(computed, visible, out=np.ones_like(visible), where=visible > 0)
 
 
-def recall(heads, queries, means, errors):
-    """Mean weighted by queries, and half of its 95 % interval: heads of a layer look at the same
-    queries, so their errors add up at worst; those of unlike layers and samples do not."""
+def recall(queries, means, errors):
+    """Mean weighted by queries, and half of its 95 % interval."""
     queries = np.asarray(queries, dtype=float)
-    squares = np.bincount(np.asarray(heads, dtype=int), (queries * errors) ** 2)
-    spread = np.sqrt(squares).sum() / queries.sum()
+    spread = np.sqrt(np.sum((queries * errors) ** 2)) / queries.sum()
     return float(np.sum(queries * means) / queries.sum()), float(1.96 * spread)
 
 

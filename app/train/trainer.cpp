@@ -450,7 +450,7 @@ RecallSums Trainer::store_recall(const StepPlan& plan) {
   };
   store("recall", recall, recall_json(recall));
   if (session_.mesh.at.sp == 0) store("coverage", coverage, coverage_json(coverage));
-  return sum_recall(recall, session_.options.model.query_heads);
+  return sum_recall(recall);
 }
 
 void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients& found) {
