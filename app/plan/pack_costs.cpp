@@ -20,7 +20,7 @@ namespace {
 double rank_bytes(const Config& config, const RunOptions& options, std::int64_t tokens, int ranks,
                   int layers, const TableCosts* table) {
   const MeshShape& mesh = options.mesh;
-  StageMemory in = run_memory(config, options);
+  StageMemory in = common_memory(config, options);
   in.model = options.model;
   in.layers = options.model.layers;
   in.parameters = options.model.parameters();

@@ -220,7 +220,7 @@ std::int64_t tied_overlap_bytes(const StageMemory& stage, const ParameterBucket&
 
 }  // namespace
 
-StageMemory run_memory(const Config& config, const RunOptions& options) {
+StageMemory common_memory(const Config& config, const RunOptions& options) {
   StageMemory in;
   in.replicas = options.mesh.replicas();
   in.zero = config.optimizer.zero;
@@ -237,7 +237,7 @@ std::vector<StageMemory> stage_memories(const Config& config, const RunOptions& 
   if (options.model.layers == 0) return {};
   const ModelShape local = tensor_shard(options.model, options.mesh.tp);
   const std::vector<std::int64_t>& begin = options.layer_begin;
-  std::vector<StageMemory> stages(begin.size(), run_memory(config, options));
+  std::vector<StageMemory> stages(begin.size(), common_memory(config, options));
   for (std::size_t s = 0; s < stages.size(); ++s) {
     StageMemory& in = stages[s];
     in.model = local;

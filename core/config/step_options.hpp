@@ -54,7 +54,7 @@ StepOptions step_options(const Config& config, const RunOptions& options,
 std::int64_t bucket_bytes(const Config& config);
 
 /// What is the same for all stages of a run: how its ranks share, keep and compute.
-StageMemory run_memory(const Config& config, const RunOptions& options);
+StageMemory common_memory(const Config& config, const RunOptions& options);
 
 /// [stage] What its ranks hold and how they compute, for SimulationOptions::memory: of one
 /// tensor-parallel rank.  Empty without a model.
