@@ -42,6 +42,8 @@ def arguments():
     args = parser.parse_intermixed_args()
     if args.ranks < 1 or args.jobs < 1:
         parser.error("--ranks and --jobs must be at least 1")
+    if any(o.startswith("run.seed=") for o in args.overrides):
+        parser.error("run.seed among the overrides makes all seeds one run: give --seeds")
     return args
 
 

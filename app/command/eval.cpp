@@ -57,6 +57,7 @@ int eval_command(const CommandLine& line) {
     warn_of_other_keys(session, restored);
   }
   load_pairs(session);
+  refuse_other_reference(session, restored);
   StepPlanner planner(session, nullptr);
   const Evaluation result = evaluate(session, planner, config.eval.samples);
   std::vector<GeneratedText> texts;

@@ -8,6 +8,7 @@
 
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
+#include "app/plan/reference_file.hpp"
 #include "app/train/model_files.hpp"
 #include "app/train/pair_objective.hpp"
 #include "app/train/pair_reference.hpp"
@@ -46,6 +47,9 @@ int reference_command(const CommandLine& line) {
   const Config config = line.config(world);
   check_all(world, trains_pairs(config) && !config.dpo.reference_free,
             "reference needs loss.kind = \"dpo\" and dpo.reference, the file to write");
+  together(world, [&] {
+    if (world.rank() == 0) check_reference_target(config);
+  });
   Session session(world, config);
   session.recorder.enabled = false;
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero, {},

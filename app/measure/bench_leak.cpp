@@ -174,6 +174,9 @@ BenchResult run(const Config& deck, const BenchSettings& settings) {
       "change of a log-probability is {:.3g}\n",
       name(config.attention.pattern), session.options.attention.causal() ? " causal" : "", at,
       samples.size(), pairs, tokens, leak.largest);
+  if (session.tuning)
+    result.text +=
+        "  at dst.base_budget: budgets that DST picks in training follow later tokens as well\n";
   result.json = {{"benchmark", "leak"},
                  {"pattern", name(config.attention.pattern)},
                  {"selection", name(config.attention.selection)},

@@ -14,8 +14,8 @@ namespace ballast {
 bool measures_drift(const Config& config, const AttentionOptions& attention);
 /// The first held-out sample of which the pattern may leave anything out, as far as its length
 /// tells.
-std::optional<std::int64_t> drift_sample(const Dataset& data, const Sampler& sampler,
-                                         const AttentionOptions& attention);
+std::optional<std::int64_t> drift_sample(const Config& config, const Dataset& data,
+                                         const Sampler& sampler, const AttentionOptions& attention);
 /// Throws Error where drift is to be measured and no sample is held out for it.
 void refuse_missing_drift_sample(const Config& config, const Dataset& data, const Sampler& sampler);
 

@@ -49,6 +49,7 @@ void PlannedRun::begin_at_base(const BatchingOptions& batching, bool tune) {
 
 void PlannedRun::begin(const BatchingOptions& batching) {
   batching_ = batching;
+  batching_.placement_costs = options_.batching.placement_costs;
   batching_.sample_cost = [this](std::int64_t tokens) {
     return sample_seconds(*costs_, tokens, averages_.budget(tokens), own_split(options_.mesh));
   };

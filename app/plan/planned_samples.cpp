@@ -51,7 +51,7 @@ std::vector<SampleLength> PlannedSamples::evaluated() const {
 
 std::vector<SampleLength> PlannedSamples::drifting() const {
   const std::optional<std::int64_t> sample =
-      drift_sample(*dataset_, sampler_, attention_options(config_));
+      drift_sample(config_, *dataset_, sampler_, attention_options(config_));
   return sample ? lengths({*sample}) : std::vector<SampleLength>{};
 }
 

@@ -13,7 +13,8 @@ std::vector<SamplePrompt> sample_prompts(const Config& config, const Dataset& da
   held_out.resize(std::min(held_out.size(), static_cast<std::size_t>(generate.samples)));
   std::vector<SamplePrompt> prompts;
   for (const std::int64_t sample : held_out) {
-    const std::int64_t length = data.length(sample);
+    const std::int64_t chosen = data.chosen_tokens(sample),  // of a pair its chosen document alone
+        length = chosen > 0 ? chosen : data.length(sample);
     std::int64_t tokens = std::min(generate.prefix_tokens, length);
     if (tokens == 0) {
       std::vector<std::int32_t> targets(static_cast<std::size_t>(length));

@@ -13,7 +13,8 @@ namespace ballast {
 namespace {
 
 constexpr const char* kFormat = "ballast reference log probabilities";
-constexpr std::int64_t kVersion = 2;  // 1: without a checksum, marked by the weights alone
+// 1: without a checksum, marked by the weights alone; 2: by the ends of each tensor alone
+constexpr std::int64_t kVersion = 3;
 
 /// Tokens and targets of every pair, so that another tokenizer, template or mask is other data.
 std::uint64_t mark_of_data(const Dataset& dataset) {
@@ -31,11 +32,10 @@ std::uint64_t mark_of_data(const Dataset& dataset) {
   return mark;
 }
 
-/// What the model computes beside its weights, and these: names, shapes and elements at both ends
-/// of every tensor of the folder that training begins with; without one, what initial values follow
-/// from.
+/// What the model computes beside its weights, and these: names, shapes and values of every tensor
+/// of the folder that training begins with; without one, what initial values follow from.
 std::uint64_t mark_of_model(const Config& config, const ModelShape& shape) {
-  constexpr std::int64_t kEnds = 4096;
+  constexpr std::int64_t kPiece = 1 << 22;  // elements read at once
   const double settings[] = {shape.rms_eps,
                              shape.rope_theta,
                              shape.yarn_factor,
@@ -60,16 +60,15 @@ std::uint64_t mark_of_model(const Config& config, const ModelShape& shape) {
   const Safetensors files(config.model.weights);
   std::vector<std::string> names = files.names();
   std::sort(names.begin(), names.end());
-  std::vector<float> ends;
+  std::vector<float> piece;
   for (const std::string& name : names) {
     const SafetensorsEntry& entry = files.entry(name);
     add(name.data(), name.size());
     add(entry.shape.data(), entry.shape.size() * sizeof(std::int64_t));
-    const std::int64_t count = std::min(entry.numel(), kEnds);
-    ends.resize(static_cast<std::size_t>(count));
-    for (const std::int64_t begin : {std::int64_t{0}, entry.numel() - count}) {
-      files.read(name, begin, ends);
-      add(ends.data(), ends.size() * sizeof(float));
+    for (std::int64_t begin = 0; begin < entry.numel(); begin += kPiece) {
+      piece.resize(static_cast<std::size_t>(std::min(kPiece, entry.numel() - begin)));
+      files.read(name, begin, piece);
+      add(piece.data(), piece.size() * sizeof(float));
     }
   }
   return mark;
@@ -81,7 +80,29 @@ std::uint64_t checksum(const ReferenceValues& values) {
   return XXH64(values.rejected.data(), values.rejected.size() * sizeof(double), chosen);
 }
 
+bool is_reference(const hdf5::Handle& file) {
+  return hdf5::has_attribute(file, "format") &&
+         hdf5::read_text_attribute(file, "format") == kFormat;
+}
+
 }  // namespace
+
+void check_reference_target(const Config& config) {
+  const std::string& path = config.dpo.reference;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return;
+  bool ours = false;
+  try {
+    hdf5::silence();
+    ours = std::filesystem::is_regular_file(path, ignored) && is_reference(hdf5::open_file(path));
+  } catch (const Error&) {  // no HDF5 file
+  }
+  require(
+      ours,
+      "dpo.reference = \"{}\": this is there, holds no reference log probabilities and would be "
+      "replaced; choose another name",
+      path);
+}
 
 void need_reference(const Config& config) {
   std::error_code ignored;
@@ -95,9 +116,7 @@ ReferenceValues read_reference(const Config& config, const ModelShape& shape,
   const std::string& path = config.dpo.reference;
   hdf5::silence();
   const hdf5::Handle file = hdf5::open_file(path);
-  require(
-      hdf5::has_attribute(file, "format") && hdf5::read_text_attribute(file, "format") == kFormat,
-      "dpo.reference: {} holds no reference log probabilities", path);
+  require(is_reference(file), "dpo.reference: {} holds no reference log probabilities", path);
   require(hdf5::read_int_attribute(file, "format_version") == kVersion,
           "dpo.reference: {} is of format {}, this program reads {}; run `ballast reference` again",
           path, hdf5::read_int_attribute(file, "format_version"), kVersion);
@@ -105,12 +124,13 @@ ReferenceValues read_reference(const Config& config, const ModelShape& shape,
           "dpo.reference: {} was computed from other data (tokens, template or masks) than {}; run "
           "`ballast reference` again",
           path, dataset.description());
-  require(hdf5::read_uint_attribute(file, "model") == mark_of_model(config, shape),
+  const std::uint64_t model = hdf5::read_uint_attribute(file, "model");
+  require(model == mark_of_model(config, shape),
           "dpo.reference: {} was computed with another model ({}) than that which training begins "
           "with (weights, or keys of block model); run `ballast reference` again",
           path, hdf5::read_text_attribute(file, "weights_from"));
   ReferenceValues values{hdf5::read_vector<double>(file, "chosen"),
-                         hdf5::read_vector<double>(file, "rejected")};
+                         hdf5::read_vector<double>(file, "rejected"), model};
   const auto samples = static_cast<std::size_t>(dataset.samples());
   require(values.chosen.size() == samples && values.rejected.size() == samples,
           "dpo.reference: {} holds {} pairs, the data {}", path, values.chosen.size(), samples);

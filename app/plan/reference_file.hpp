@@ -1,6 +1,7 @@
 // The file of dpo.reference: log probabilities of every pair under the model that training begins
 // with, and the marks of the data and of the model that they were computed from.
 #pragma once
+#include <cstdint>
 #include <vector>
 
 #include "core/config/config.hpp"
@@ -11,10 +12,14 @@ namespace ballast {
 
 struct ReferenceValues {
   std::vector<double> chosen, rejected;  ///< [sample]
+  std::uint64_t model = 0;               ///< mark of the model; read_reference fills it
 };
 
 /// Throws Error where dpo.reference is no file.
 void need_reference(const Config& config);
+
+/// Throws Error where dpo.reference names something that write_reference would destroy.
+void check_reference_target(const Config& config);
 
 /// Errors: no such file, damaged, of other data (tokens and masks, so another template too), of
 /// another model or other weights.

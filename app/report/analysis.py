@@ -234,17 +234,19 @@ def _sparse(a):
     hold equal budgets and overflows, and each
     its own queries' pairs."""
     table = defaultdict(lambda: np.zeros(5))
+    plans = step_plans(a.run.traces)
     for rank in a.ranks:
         trace = a.run.traces[rank]
         rows = trace.budgets
-        heads, overflows = _heads(a, trace)
-        names = ("step", "layer", "budget", "computed_pairs", "visible_pairs")
+        heads, counted = _heads(a, trace, plans)
+        names = ("step", "layer", "budget", "overflow", "computed_pairs", "visible_pairs")
         columns = (rows[n].tolist() for n in names)
-        for head, overflow, step, layer, budget, computed, visible in zip(
-            heads, overflows, *columns
+        for head, counts, step, layer, budget, overflow, computed, visible in zip(
+            heads, counted, *columns
         ):
             if step >= 0:
-                table[step, layer, head] += (budget, 1, computed, visible, overflow)
+                alike = (counts * budget, counts) if counts else (0, 0)
+                table[step, layer, head] += (*alike, computed, visible, counts * overflow)
         if "kind" in (rows.dtype.names or ()):
             for head, layer, kind in zip(heads, rows["layer"].tolist(), rows["kind"].tolist()):
                 if kind >= 0:
@@ -252,18 +254,41 @@ def _sparse(a):
     a.sparse = dict(table)
 
 
-def _heads(a, trace):
-    """Of every row of a rank's budgets: the head among those of all ranks, and what caps left out,
-    which the first rank of a ring counts."""
+def _heads(a, trace, plans):
+    """Of every row of a rank's budgets: the head among those of all ranks, and whether the rank is
+    the first of its ring, which counts what all of them have alike."""
     rows = trace.budgets
-    heads, overflows = rows["head"].astype(int), np.array(rows["overflow"])
     numbers = starts.session_numbers(a, rows["step"])
-    for number in np.unique(numbers).tolist():
-        mine, at = numbers == number, starts.session_of_rank(trace, number).at
-        heads[mine] += (1 + heads[mine].max()) * at.get("sp", 0)
-        if at.get("cp_outer", 0) or at.get("cp_inner", 0):
-            overflows[mine] = 0
-    return heads.tolist(), overflows.tolist()
+    keys = np.stack([numbers, rows["step"], rows["micro_batch"]], axis=1)
+    groups, of_row = np.unique(keys, axis=0, return_inverse=True)
+    of_row = of_row.reshape(-1)
+    held = np.zeros(len(groups), int)  # heads of the rank, by micro-batch
+    np.maximum.at(held, of_row, rows["head"].astype(int) + 1)
+    shares, ring = np.zeros((2, len(groups)), int)
+    for g, (number, step, place) in enumerate(groups.tolist()):
+        at = starts.session_of_rank(trace, number).at
+        shares[g], ring[g] = _place_in_group(plans.get(step), at, place)
+    heads = rows["head"].astype(int) + (held * shares)[of_row]
+    return heads.tolist(), (ring[of_row] == 0).astype(int).tolist()
+
+
+def _place_in_group(plan, at, place):
+    """A rank's place among those that share the heads of its micro-batch, and in their ring: data-
+    parallel ranks that share one are neighbours in heads, and the ring goes round the others."""
+    heads, ring = at.get("sp", 0), at.get("cp_outer", 0) + at.get("cp_inner", 0)
+    if place < 0:
+        return heads, ring
+    try:
+        number = plan["lanes"][at.get("dp", 0)]["micro_batches"][place]
+        m = plan["micro_batches"][number]
+    except (TypeError, KeyError, IndexError):
+        return heads, ring
+    if m.get("ranks", 1) == 1:
+        return heads, ring
+    own = plan.get("mesh", {}).get("sp", 1)
+    joined = max(1, m.get("split", [own * m["ranks"]])[0] // own)
+    along = at.get("dp", 0) - m["first"]
+    return along % joined * own + heads, ring + along // joined
 
 
 def sparsity(a):

@@ -2,6 +2,7 @@
 and arrows from each send between stages to its receive and along each hop of a ring."""
 import json
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -148,9 +149,22 @@ def _ring_plans(trace):
     return plans
 
 
+@dataclass
+class _Pass:
+    """Events of one pass round a ring by (outer, inner)."""
+
+    direction: str = ""
+    attention: dict = field(default_factory=dict)
+    waits: dict = field(default_factory=dict)
+
+    def add(self, at, direction, event):
+        self.direction = self.direction or direction
+        (self.attention if direction else self.waits)[at] = event
+
+
 def _passes(trace):
-    """{(session, step, micro-batch, chunk, layer): [(direction, {(outer, inner): attention event},
-    {(outer, inner): wait})]}: the passes round the ring of each layer, in order."""
+    """{(session, step, micro-batch, chunk, layer): the passes round the ring of each layer, in
+    order}."""
     directions = {code("attention_forward"): "forward", code("attention_backward"): "backward"}
     wait = code("ring_wait")
     events = trace.events[
@@ -161,11 +175,11 @@ def _passes(trace):
         number = trace.sessions[event["session"]].number
         key = (number, *event[["step", "micro_batch", "chunk", "layer"]].tolist())
         at = (int(event["outer"]), int(event["inner"]))
-        direction = directions.get(int(event["kind"]))
-        if direction and (at == (0, 0) or not found[key]):
-            found[key].append((direction, {}, {}))
-        if found[key]:
-            found[key][-1][1 if direction else 2][at] = event
+        direction = directions.get(int(event["kind"]), "")
+        # A forward begins with its own shard, a backward with the wait for the first hop.
+        if not found[key] or at == (0, 0) and (direction or at in found[key][-1].waits):
+            found[key].append(_Pass())
+        found[key][-1].add(at, direction, event)
     return found
 
 
@@ -184,13 +198,13 @@ def hops(run):
     for members in rings.values():
         for rank, plan, passes in members.values():
             for key, mine in passes.items():
-                for i, (direction, attention, waits) in enumerate(mine):
-                    steps = plan[direction]
-                    if not attention.keys() <= {(s["outer"], s["inner"]) for s in steps}:
+                for i, found in enumerate(mine):
+                    steps = plan.get(found.direction, ())
+                    if not found.attention.keys() <= {(s["outer"], s["inner"]) for s in steps}:
                         continue  # round a longer ring, of joined data-parallel ranks
                     for t, step in enumerate(steps):
                         at = (step["outer"], step["inner"])
-                        send = attention.get(at, waits.get(at))
+                        send = found.attention.get(at, found.waits.get(at))
                         for kind in HOPS if send is not None else ():
                             hop = step.get(kind)
                             if hop is None or hop["to"] not in members:
@@ -205,13 +219,12 @@ def _arrival(plan, passes, number, t, kind):
     """The wait in which a rank completes the hop that both ends post at step t of a pass."""
     if number >= len(passes):
         return None
-    direction, _, waits = passes[number]
-    steps = plan[direction]
+    steps = plan.get(passes[number].direction, ())
     hop = steps[t].get(kind) if t < len(steps) else None
     if hop is None or hop["complete"] >= len(steps):
         return None
     end = steps[hop["complete"]]
-    return waits.get((end["outer"], end["inner"]))
+    return passes[number].waits.get((end["outer"], end["inner"]))
 
 
 def _arrows(run, first_pid, begins):

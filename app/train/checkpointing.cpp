@@ -60,7 +60,11 @@ std::vector<double> halves(std::uint64_t x) {
 }
 
 bool names_model(const std::string& key, const Config& config) {
-  return is_model_key(key) || (key == "lora.alpha" && config.lora.rank > 0);
+  if (is_model_key(key)) return true;
+  if (config.lora.rank == 0) return false;
+  // Without a folder the base that adapters stand beside follows from it (and the seed, which
+  // check_sample_order compares).
+  return key == "lora.alpha" || (key == "model.initial_std" && config.model.weights.empty());
 }
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
@@ -112,6 +116,20 @@ std::vector<double> numbers(const SamplerPosition& position, const WindowOptions
           static_cast<double>(window.global_tokens), static_cast<double>(window.global_samples),
           static_cast<double>(window.rule)};
 }
+
+}  // namespace
+
+void refuse_other_reference(const Session& session, const Restored& restored) {
+  const auto found = restored.state.extra.find("reference_model");
+  check_all(session.mesh.world,
+            session.reference_model == 0 || found == restored.state.extra.end() ||
+                found->second == halves(session.reference_model),
+            fmt::format("{}: trained against another reference than that of dpo.reference = "
+                        "\"{}\"; name the one it began with, or export it and begin a run there",
+                        restored.path, session.config.dpo.reference));
+}
+
+namespace {
 
 /// A run that stopped inside a window goes on inside the same one.
 void restore_window(Session& session, Restored& restored) {
@@ -248,6 +266,8 @@ CheckpointOutcome save(Session& session, ShardedOptimizer& optimizer, Checkpoint
   state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
   if (session.parameters.frozen_numel() > 0)
     state.extra["base_fingerprint"] = halves(session.base_fingerprint);
+  if (session.reference_model != 0)
+    state.extra["reference_model"] = halves(session.reference_model);
   return writer.begin(shard_of(session, optimizer, true), state);
 }
 

@@ -40,6 +40,10 @@ std::vector<double> contents_of(const Session& session);
 std::vector<DeckDifference> check_deck(const Session& session, const Restored& restored,
                                        bool any_model);
 
+/// After load_pairs.  Collective.  Errors: the reference is of another model than the one that the
+/// checkpoint was trained against.
+void refuse_other_reference(const Session& session, const Restored& restored);
+
 /// Whether a key of a deck says what a model computes: not what a run begins with, nor how it walks
 /// through the head.
 bool names_model(const std::string& key, const Config& config);

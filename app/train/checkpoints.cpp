@@ -33,6 +33,8 @@ std::vector<double> what_judges(const Session& session, std::vector<double> cont
   if (trains_pairs(config))
     contents.insert(contents.end(), {config.dpo.beta, config.dpo.label_smoothing,
                                      config.dpo.reference_free ? 1.0 : 0.0});
+  if (session.reference_model != 0)
+    for (const double half : halves(session.reference_model)) contents.push_back(half);
   return contents;
 }
 

@@ -26,7 +26,8 @@ std::vector<DriftRow> IndexDrift::measure() {
     const auto [kept, fresh] = before_.try_emplace({m, in.layer}, made);
     if (fresh) return;
     const std::vector<RecallRow> now = held(made), before = held(kept->second);
-    for (std::size_t h = 0; h < now.size(); ++h)
+    // All ranks of a ring have the same; a group's others have other heads.
+    for (std::size_t h = 0; h < now.size() && session_.mesh.ring(mine[m].sp).rank() == 0; ++h)
       rows.push_back({in.layer, now[h].head, now[h].queries, now[h].mean, before[h].mean});
     kept->second = made;
   };

@@ -4,7 +4,7 @@
 
 namespace ballast {
 
-std::vector<PairLogProbabilities> read_pair_reference(const Session& session) {
+std::vector<PairLogProbabilities> read_pair_reference(Session& session) {
   if (session.config.dpo.reference_free) return {};
   const Communicator& world = session.mesh.world;
   std::vector<PairLogProbabilities> pairs(static_cast<std::size_t>(session.dataset->samples()));
@@ -14,7 +14,10 @@ std::vector<PairLogProbabilities> read_pair_reference(const Session& session) {
         read_reference(session.config, session.options.model, *session.dataset);
     for (std::size_t p = 0; p < pairs.size(); ++p)
       pairs[p] = {values.chosen[p], values.rejected[p]};
+    session.reference_model = values.model;
   });
+  session.reference_model =
+      std::stoull(world.broadcast(fmt::to_string(session.reference_model), 0));
   static_assert(sizeof(PairLogProbabilities) == 2 * sizeof(double));
   Tensor all = Tensor::wrap(&pairs.data()->chosen, {2 * static_cast<std::int64_t>(pairs.size())},
                             DType::f64);

@@ -7,9 +7,10 @@
 
 namespace ballast {
 
-/// [sample] of the file of dpo.reference; empty for dpo.reference_free.  Collective.  Errors, on
+/// [sample] of the file of dpo.reference, whose mark session.reference_model then holds; empty for
+/// dpo.reference_free.  Collective.  Errors, on
 /// every rank: those of read_reference.
-std::vector<PairLogProbabilities> read_pair_reference(const Session& session);
+std::vector<PairLogProbabilities> read_pair_reference(Session& session);
 
 /// Fills session.pairs, with that reference, where the deck trains on pairs.  Collective; errors as
 /// above.

@@ -65,6 +65,8 @@ class Session {
   Parameters parameters;
   std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base
                                        ///< has read them; 0: initial values
+  std::uint64_t reference_model = 0;   ///< mark of the model that dpo.reference was computed with,
+                                       ///< once load_pairs has read it
   StageModel model;
   MeshRings rings;
   IndexCache indexes;

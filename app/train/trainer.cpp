@@ -40,7 +40,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
       overheads_(config.dst.enabled, balances_by_weight(config.batching.method)),
       sinks_([this](const std::string& text) { log_.comment(text); }) {
   const LastWords last_words = leaves_word();
-  check_gradient_file(gradient_file_, world);
+  check_gradient_file(gradient_file_, config.model.weights, world);
   together(world,
            [&] { refuse_missing_drift_sample(config, *session_.dataset, session_.sampler); });
   optimizer_.reset_master_from_values();
@@ -54,6 +54,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   load_pairs(session_);
+  refuse_other_reference(session_, restored);
   if (config.eval.every_steps > 0 && Generator::wanted(config))
     generator_.emplace(session_, planner_);
   state_ = restored.state;
@@ -395,7 +396,7 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   const std::vector<BudgetRow> budgets = session_.recorder.take_budgets();
   trace_.with([&](TraceWriter& trace) { trace.budgets(budgets); });
   sums.recorded = session_.recorder.enabled;
-  add_budgets(sums, budgets);
+  add_budgets(sums, once_a_ring(plan, session_.mesh, budgets));
   const std::vector<IndexRow> indexes =
       once_a_ring(plan, session_.mesh, session_.recorder.take_indexes());
   trace_.with([&](TraceWriter&) {
@@ -424,11 +425,11 @@ std::vector<DriftRow> Trainer::measure_drift(std::int64_t step) {
       step % trace.recall_every != 0)
     return {};
   if (!drift_)
-    drift_.emplace(
-        session_, planner_,
-        drift_sample(*session_.dataset, session_.sampler, session_.options.attention).value());
+    drift_.emplace(session_, planner_,
+                   drift_sample(session_.config, *session_.dataset, session_.sampler,
+                                session_.options.attention)
+                       .value());
   std::vector<DriftRow> rows = drift_->measure();
-  if (session_.mesh.cp.rank() != 0 || session_.mesh.at.dp != 0) return {};
   if (!rows.empty())
     trace_.with([&](TraceWriter& to) {
       const std::string text = drift_json(step, rows);

@@ -29,9 +29,11 @@ void attention_rows(Schema& schema) {
   attention
       .key("last_q", &AttentionConfig::last_q, "queries", between(1, 1 << 20),
            "vertical_slash, by_head, flexprefill: queries at a segment's end (causal: before each "
-           "stretch) that are observed; segments no longer (causal: than a stretch) are dense")
+           "stretch) that are observed; segments no longer (causal: than a stretch) are dense. Of "
+           "every pattern recall and drift are measured on longer segments alone")
       .when(index, IndexOrigin::pattern)
-      .when(pattern, PatternKind::vertical_slash, PatternKind::by_head, PatternKind::flexprefill);
+      .when(pattern, PatternKind::vertical_slash, PatternKind::by_head, PatternKind::flexprefill,
+            PatternKind::moba, PatternKind::xattention);
   attention
       .key("selection", &AttentionConfig::selection,
            "queries that a vertical_slash index is chosen by; last: the last ones of a "

@@ -199,7 +199,7 @@ void eval_rows(Schema& schema) {
       .when(tokens);
   generate
       .key("seed", &GenerateConfig::seed, "", at_least(0),
-           "of the draws, which depend on it, prompt and position alone")
+           "of the draws, which depend on it, a text's place in the list and the position alone")
       .when(tokens);
   generate
       .key("stop_token", &GenerateConfig::stop_token, "", between(-1, kTokens),

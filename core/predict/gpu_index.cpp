@@ -201,14 +201,28 @@ class Pattern {
   }
   void vertical_slash(GpuIndexBytes& b) const {
     const AttentionOptions& o = rule_.options;
-    SlashCaps caps{o.max_slashes, o.max_columns};
-    if (budget_ > 0)
-      caps = {budget_,
-              o.max_columns > 0 ? std::min(o.max_columns, budget_ * kBlock) : budget_ * kBlock};
-    if (by_caps(caps, b)) return;
-    const bool bought = budget_ > 0;
-    b.layers.front() =
-        lists(slashes(bought ? 1 : o.slash_share, bought ? 1 : o.vertical_share, caps), b);
+    if (budget_ > 0) return bought_slashes(b);
+    const SlashCaps caps{o.max_slashes, o.max_columns};
+    if (!by_caps(caps, b))
+      b.layers.front() = lists(slashes(o.slash_share, o.vertical_share, caps), b);
+  }
+  /// SlashPurchases: the diagonal and the first block are two of a budget's blocks, each other one
+  /// is a slash or 64 columns.  Heads that buy as few columns as they may and heads that buy as
+  /// many as they may are the ends between which a layer's lists lie: the larger counts.
+  void bought_slashes(GpuIndexBytes& b) const {
+    const std::int64_t cap = rule_.options.max_columns,
+                       open = std::max<std::int64_t>(0, budget_ - 2);
+    const auto columns = [cap](std::int64_t budget) {
+      return cap > 0 ? std::min(cap, budget * kBlock) : budget * kBlock;
+    };
+    if (by_caps({budget_, columns(budget_)}, b)) return;
+    for (const std::int64_t most : {columns(std::min<std::int64_t>(1, open)), columns(open)}) {
+      Chosen all;
+      for (const Segment& s : segments_)
+        add_slashes(s, {open - up(most, kBlock), most}, q_heads_, all);
+      all.runs = all.tiles;
+      b.layers.front() = std::max(b.layers.front(), lists(all, b));
+    }
   }
   /// Estimates agree where attention is even, so that heads go by blocks.
   void flexprefill(GpuIndexBytes& b) const {

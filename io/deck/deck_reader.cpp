@@ -325,6 +325,10 @@ void Reader::read_case(const toml::table& table, std::size_t line) {
     else
       read_block(name, at, node, one.settings);
   }
+  std::set<std::string> stated;  // a.b = 1 and "a.b" = 2 are two keys to TOML
+  for (const Setting& setting : one.settings)
+    if (!stated.insert(setting.path).second)
+      add(line, fmt::format("case \"{}\" states {} twice", printable(one.name), setting.path));
   cases.push_back(std::move(one));
 }
 
@@ -406,25 +410,22 @@ void Reader::read_key(const std::string& block, const std::string& key, const to
 
 /// A value of the command line: TOML, or a bare word, or a,b for text lists.
 toml::table override_value(const std::string& text, const KeySpec* spec) {
-  const bool wants_text =
-      spec != nullptr && std::holds_alternative<std::string>(spec->default_value);
-  const bool wants_texts =
-      spec != nullptr && std::holds_alternative<std::vector<std::string>>(spec->default_value);
+  const auto wants = [spec](auto t) {
+    return spec != nullptr && std::holds_alternative<decltype(t)>(spec->default_value);
+  };
+  const bool wants_text = wants(std::string()), wants_texts = wants(std::vector<std::string>());
   if (text.find('\n') == std::string::npos) {
     try {
       toml::table table = toml::parse("v = " + text);
-      const toml::node* node = table.get("v");
-      if (node != nullptr && table.size() == 1 && (!wants_text || node->is_string()) &&
-          (!wants_texts || node->is_array()))
+      const toml::node* node = table.size() == 1 ? table.get("v") : nullptr;
+      if (node && wants_texts && node->is_string())
+        return toml::table{{"v", toml::array{**node->as_string()}}};
+      if (node && (!wants_text || node->is_string()) && (!wants_texts || node->is_array()))
         return table;
     } catch (const toml::parse_error&) {  // a bare word
     }
   }
-  toml::table table;
-  if (!wants_texts) {
-    table.insert("v", text);
-    return table;
-  }
+  if (!wants_texts) return toml::table{{"v", text}};
   toml::array words;
   std::string inner = text;
   if (inner.size() >= 2 && inner.front() == '[' && inner.back() == ']')
@@ -434,8 +435,7 @@ toml::table override_value(const std::string& text, const KeySpec* spec) {
     if (end > begin) words.push_back(inner.substr(begin, end - begin));
     begin = end + 1;
   }
-  table.insert("v", std::move(words));
-  return table;
+  return toml::table{{"v", std::move(words)}};
 }
 
 void Reader::read_override(const std::string& argument) {

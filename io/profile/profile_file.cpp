@@ -253,11 +253,24 @@ ProfileTable read(const std::string& path) {
   return t;
 }
 
+/// An empty or damaged table may be replaced as well.
+bool begins_as_profile(const std::string& path) {
+  const Envelope fresh;
+  char magic[sizeof fresh.magic] = {};
+  std::ifstream file(path, std::ios::binary);
+  file.read(magic, sizeof magic);
+  return file.gcount() == 0 || std::memcmp(magic, fresh.magic, sizeof magic) == 0;
+}
+
 }  // namespace
 
 void require_writable_profile(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
+  require(!std::filesystem::is_regular_file(path, error) || begins_as_profile(path),
+          "profile table {}: this file is there, is no profile table and would be replaced; choose "
+          "another name",
+          path);
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   require(!error, "profile table {} cannot be written: {}: {}", path, folder.string(),
           error.message());

@@ -55,7 +55,7 @@ class RingPass {
     kv_.emplace(own, std::move(packed));
   }
 
-  /// Calls `compute` for every step's shard, its hops around it.
+  /// Calls `compute` for every step's shard (-1: none), its hops around it.
   void walk(const std::vector<RingStep>& steps, const std::function<void(int shard)>& compute) {
     for (int t = 0; t < static_cast<int>(steps.size()); ++t) {
       const RingStep& step = steps[t];
@@ -69,7 +69,7 @@ class RingPass {
           const Tensor sent = sum.tensor;
           post(**hop, sent, std::move(sum), sum_type_, true);
         }
-      if (step.shard >= 0) compute(step.shard);
+      compute(step.shard);
       complete(t);
       for (int shard : step.release) kv_.erase(shard);
     }
@@ -82,14 +82,15 @@ class RingPass {
   Tensor values(int shard) const {
     return shard == group_.plan.rank ? v_ : part(kv_.at(shard).tensor, 1);
   }
-  /// New sums of a shard, which hold nothing yet: dK and dV.
-  std::pair<Tensor, Tensor> new_sums(int shard) {
-    dkv_[shard] = buffer(shard, sum_type_);
-    return sums(shard);
-  }
-  std::pair<Tensor, Tensor> sums(int shard) const {
-    const Tensor& sum = dkv_.at(shard).tensor;
-    return {part(sum, 0), part(sum, 1)};
+  /// dK and dV of a shard, and whether they hold nothing yet.
+  struct Sums {
+    Tensor dk, dv;
+    bool fresh = false;
+  };
+  Sums sums(int shard) {
+    const auto [at, fresh] = dkv_.try_emplace(shard);
+    if (fresh) at->second = buffer(shard, sum_type_);
+    return {part(at->second.tensor, 0), part(at->second.tensor, 1), fresh};
   }
 
  private:
@@ -289,7 +290,7 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
   Device& device = device_of(in.q.space());
   const bool empty = in.q.size(0) == 0;
   RingBuffers::Lease delta = group_.buffers->take(lse.shape(), lse.dtype(), device), dq_lease;
-  if (!empty) attention_delta(o, d_o, delta.tensor);
+  bool begun = false;  // delta is formed beside the first hop
   Tensor dq_sum = dq;
   if (dq.dtype() != lse.dtype() || !dq.contiguous()) {
     dq_lease = group_.buffers->take(dq.shape(), lse.dtype(), device);
@@ -309,24 +310,26 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     RingPass pass(group_, tokens_[static_cast<std::size_t>(turn)], own.k, own.v, lse.dtype(),
                   recorder_);
     pass.walk(group_.plan.backward, [&](int shard) {
-      auto [dk_sum, dv_sum] = in_place ? std::pair(stored.dk, stored.dv) : pass.new_sums(shard);
+      if (!std::exchange(begun, true) && !empty) attention_delta(o, d_o, delta.tensor);
+      if (shard < 0) return;
+      RingPass::Sums to = in_place ? RingPass::Sums{stored.dk, stored.dv} : pass.sums(shard);
       Scope scope(recorder_, EventKind::attention_backward);
       const AttentionWork& work = index(all, turn, shard);
       scope.flops = flops_per_pair * work.pairs_per_head();
-      calls.add(work, pass.keys(shard), pass.values(shard), dk_sum, dv_sum, !in_place);
+      calls.add(work, pass.keys(shard), pass.values(shard), to.dk, to.dv, to.fresh);
     });
     if (!stored_.store) {
       if (empty) continue;
-      const auto [dk_sum, dv_sum] = pass.sums(group_.plan.rank);
-      copy_rows(dk_sum, dk);
-      copy_rows(dv_sum, dv);
+      const RingPass::Sums sum = pass.sums(group_.plan.rank);
+      copy_rows(sum.dk, dk);
+      copy_rows(sum.dv, dv);
       continue;
     }
     if (!in_place) stored_.store->arrive(stored);
     if (!in_place && stored.dk.size(0) > 0) {
-      const auto [dk_sum, dv_sum] = pass.sums(group_.plan.rank);
-      add(stored.dk, dk_sum, stored.dk);
-      add(stored.dv, dv_sum, stored.dv);
+      const RingPass::Sums sum = pass.sums(group_.plan.rank);
+      add(stored.dk, sum.dk, stored.dk);
+      add(stored.dv, sum.dv, stored.dv);
     }
     if (turn == 0 && !empty) {
       const auto [begin, end] = stored_.store->own_rows(stored_.chunk);

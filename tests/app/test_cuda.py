@@ -1,6 +1,7 @@
 """Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".  Where
 there are fewer GPUs than ranks, ranks share
 them, so that every mesh is tried even on one GPU.  Skips, with the reason, where no GPU answers."""
+import itertools
 import os
 import random
 import re
@@ -177,21 +178,18 @@ class Cuda(RunCase):
         return [float(row["loss"]) for row in expected]
 
     def test_dense_runs_follow_the_host_on_every_mesh(self):
-        meshes = [
-            {},
-            {"dp": 2},
-            {"cp_inner": 2},
-            {"sp": 2},
-            {"cp_inner": 4},
-            {"cp_outer": 2, "cp_inner": 2},
-            {"dp": 2, "cp_inner": 2},
-            {"sp": 4},
-            {"sp": 2, "cp_inner": 2},
-        ]
+        meshes = [{}, {"dp": 2}, {"cp_inner": 2}, {"sp": 2}, {"cp_inner": 4}, {"sp": 4}]
+        both = {"dp": 2, "cp_inner": 2}
+        meshes += [{"cp_outer": 2, "cp_inner": 2}, both, {"sp": 2, "cp_inner": 2}]
         runs = [
             (mesh, [f"optimizer.zero={zero}"])
             for mesh in meshes
             for zero in ((1, 2) if mesh.get("dp") else (1,))
+        ]
+        halved = ["optimizer.gradients=bf16", "optimizer.moments=bf16"]  # reduced in bf16 too
+        runs += [
+            (mesh, halved + [f"optimizer.zero={zero}", "optimizer.bucket_bytes=65536"])
+            for mesh, zero in itertools.product(({"dp": 2}, both), (0, 1, 2))
         ]
         curve = self.compare("dense", [], runs, steps=20)
         self.assertLess(curve[-1], curve[0] - 1)

@@ -319,9 +319,42 @@ class Dpo(RunCase):
             file["chosen"][0] = -5.0
         refused("is damaged")
         self.run_ballast(1, "reference", deck)
+        # A run goes on against the reference that it began with.
+        begun = self.out("begun")
+        self.run_ballast(1, "train", deck, "-d", begun, "checkpoint.at_end=true")
+        elsewhere = self.dpo(reference=self.out("elsewhere.h5"), weights=other)
+        self.run_ballast(1, "reference", elsewhere)
+        goes_on = ["-d", begun, "-r", "latest", "run.steps=2"]
+        done = self.run_ballast(1, "train", elsewhere, *goes_on, status=1)
+        self.assertIn("trained against another reference", done.stdout + done.stderr)
+        deck = self.dpo(reference=reference)
+        self.run_ballast(1, "train", deck, *goes_on)
         with h5py.File(self.pairs_path, "r+") as file:
             file["loss_mask"][:] = 1
         refused("other data")
+
+    def test_a_reference_replaces_no_other_file(self):
+        weights = os.path.join(self.base, "model.safetensors")
+        for file in (self.pairs_path, weights, os.path.join(self.base, "config.json")):
+            with open(file, "rb") as before:
+                kept = before.read()
+            done = self.run_ballast(2, "reference", self.dpo(reference=file), status=1)
+            self.assertIn("would be replaced", done.stderr)
+            with open(file, "rb") as after:
+                self.assertEqual(after.read(), kept)
+        dumped = f"run.dump_gradients={weights}"
+        done = self.run_ballast(1, "train", self.dpo(), "-d", self.out("dumped"), dumped, status=1)
+        self.assertIn("lies in the folder of model.weights", done.stdout + done.stderr)
+
+    def test_pairs_that_padding_makes_too_long_are_refused_by_check_too(self):
+        lengths = ["data.source=lengths", "data.lengths=[9,9,100,94]", "batching.method=balanced"]
+        fits = [*lengths, "batching.micro_batch_tokens=200", "batching.global_samples=1"]
+        padded = [*fits, "attention.pattern=moba", "attention.moba_block=64", "run.steps=1"]
+        deck = self.dpo()
+        self.run_ballast(1, "check", deck, *fits)
+        for command in (["check", deck], ["train", deck, "-d", self.out("padded")]):
+            done = self.run_ballast(1, *command, *padded, status=1)
+            self.assertIn("padding to a sparse pattern's blocks", done.stdout + done.stderr)
 
     def test_a_checkpoint_of_another_objective_is_not_the_reference(self):
         deck, tuned = self.dpo(reference=self.out("reference.h5")), self.out("tuned")

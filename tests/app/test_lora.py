@@ -215,6 +215,9 @@ class Lora(RunCase):
             self.evaluate(deck, "-r", self.checkpoint(run)),
             delta=2e-5,
         )
+        other = ("-d", run, "-r", "latest", "run.steps=6", "model.initial_std=0.3")
+        done = self.run_ballast(1, "train", deck, *other, status=1)
+        self.assertIn("model.initial_std", done.stdout + done.stderr)
 
     def test_what_does_not_fit_is_refused(self):
         run, folder = self.out("run"), self.out("copy")

@@ -149,6 +149,19 @@ class Profile(RunCase):
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(f"profile table {place} cannot be written", done.stderr)
             self.assertNotIn("timed runs", done.stdout, "found before anything is measured")
+        with open(self.out("kept.txt"), "w") as file:
+            file.write("no table")
+        done = subprocess.run(
+            strict + [f"profile.table={self.out('kept.txt')}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("would be replaced", done.stderr)
+        with open(self.out("kept.txt")) as file:
+            self.assertEqual(file.read(), "no table")
 
     def test_points_are_pruned_and_short_work_is_timed_in_batches(self):
         twin = self.out("twin.json")

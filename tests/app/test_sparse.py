@@ -230,10 +230,12 @@ class Sparse(RunCase):
         import h5py
 
         found = {}
-        for name, ranks, mesh, rate in [
-            ("still", 1, {}, 1e-30),
-            ("alone", 1, {}, 0.05),
-            ("ring", 4, {"cp_inner": 2, "sp": 2}, 0.05),
+        placed = ["batching.method=balanced", "batching.micro_batch_tokens=160"]
+        for name, ranks, mesh, rate, more in [
+            ("still", 1, {}, 1e-30, []),
+            ("alone", 1, {}, 0.05, []),
+            ("ring", 4, {"cp_inner": 2, "sp": 2}, 0.05, []),
+            ("joined", 2, {"dp": 2}, 0.05, placed),  # each has half of the heads
         ]:
             run = self.out(f"drift-{name}")
             self.run_ballast(
@@ -251,6 +253,7 @@ class Sparse(RunCase):
                 "trace.recall_every=2",
                 "trace.recall_drift=true",
                 f"optimizer.learning_rate={rate}",
+                *more,
             )
             rows = []
             for rank in range(ranks):
@@ -271,8 +274,9 @@ class Sparse(RunCase):
             self.assertEqual(now, before)
         self.assertTrue(any(now != before for now, before in found["alone"].values()))
         for key, values in found["alone"].items():
-            for a, b in zip(values, found["ring"][key]):
-                self.assertAlmostEqual(a, b, delta=2e-2, msg=str(key))
+            for mesh in ("ring", "joined"):
+                for a, b in zip(values, found[mesh][key]):
+                    self.assertAlmostEqual(a, b, delta=2e-2, msg=f"{mesh} {key}")
 
     def test_recorded_indexes_are_replayed(self):
         """The choices of a run, read back over other meshes, give its first loss; `plan` balances

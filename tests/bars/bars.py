@@ -83,8 +83,8 @@ BARS = [
     ),
     Bar(
         "fsdp",
-        "a step of Llama-3.1-8B on four GPUs against FSDP2 with torch.compile",
-        [4],
+        "a step of Llama-3.1-8B on two or four GPUs against FSDP2 with torch.compile",
+        [2, 4],
         540,
         fsdp_commands,
         fsdp_figures,

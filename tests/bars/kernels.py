@@ -245,7 +245,8 @@ def fsdp_commands(s):
         small.append(f"batching.global_tokens={4096 * s.gpus}")
         ours = {"zero1": ["optimizer.zero=1"], "zero2": ["optimizer.zero=2"]}
     else:
-        small = ["--case", "llama3.1-8b-8k", "repeats=9", "warmup=4"]
+        small = ["--case", "llama3.1-8b-8k", f"mesh.dp={s.gpus}", "repeats=9", "warmup=4"]
+        small.append(f"batching.global_tokens={8192 * s.gpus}")
     commands = [
         Command(
             name,
@@ -305,7 +306,7 @@ def fsdp_figures(r):
             Figure(
                 f"8B, {name}, GiB of the card",
                 r.value(name, "device_memory_gib") or None,
-                memory,
+                memory if r.gpus == 4 else None,
                 at_most=True,
             ),
         ]

@@ -6,6 +6,7 @@ import unittest
 import numpy as np
 
 import support  # noqa: F401  (puts app/report on the path)
+import analysis
 import load
 import ring
 
@@ -88,6 +89,29 @@ class JoinedRings(unittest.TestCase):
         within = plan_of([{"first": 0, "ranks": 2, "split": [2, 1, 2]}], [[0]] * 2, sp=2)
         joined = ring._joined(run(within, [[]] * 2))
         self.assertEqual(joined[1, 0, 0], joined[1, 1, 0])
+
+
+class Places(unittest.TestCase):
+    def test_heads_and_rings_of_joined_ranks(self):
+        """Six data-parallel ranks with two of the mesh's own for heads: ranks 0 and 1 share heads,
+        2 and 3, 4 and 5 are further on their ring."""
+        plan = {
+            "mesh": {"sp": 2},
+            "micro_batches": [
+                {"first": 0, "ranks": 6, "split": [4, 1, 3]},
+                {"first": 3, "ranks": 1, "split": [2, 1, 1]},
+            ],
+            "lanes": [{"micro_batches": [0, 1]} for _ in range(6)],
+        }
+        places = [
+            analysis._place_in_group(plan, {"dp": dp, "sp": sp}, 0)
+            for dp in range(6)
+            for sp in range(2)
+        ]
+        want = [(2 * (dp % 2) + sp, dp // 2) for dp in range(6) for sp in range(2)]
+        self.assertEqual(places, want)
+        self.assertEqual(analysis._place_in_group(plan, {"dp": 3, "sp": 1}, 1), (1, 0))
+        self.assertEqual(analysis._place_in_group(None, {"sp": 1, "cp_inner": 2}, 0), (1, 2))
 
 
 if __name__ == "__main__":

@@ -62,10 +62,11 @@ class Planner {
     });
     if (options.method == Batching::hbp) {
       groups_ = options.groups;
-      // Padding alone makes no sample too long for the longest group.
-      const std::int64_t longest = groups_.empty() ? 0 : groups_.back().tokens;
-      for (std::size_t i = 0; i < lengths.size(); ++i)
-        if (samples[i].tokens <= longest) lengths[i] = std::min(lengths[i], longest);
+      // Padding alone makes no sample too long for its group.
+      for (std::size_t i = 0; i < lengths.size() && !groups_.empty(); ++i)
+        if (const std::int64_t most = groups_[group_of(samples[i].tokens, groups_)].tokens;
+            samples[i].tokens <= most)
+          lengths[i] = std::min(lengths[i], most);
       GroupedPacking grouped = hbp_packing(
           lengths, groups_, options.dp, options.balance && options.packing == GroupPacking::alike,
           options.seed + stream);

@@ -22,7 +22,8 @@ void separate(MicroBatch& micro_batch, const Pairs& pairs, std::int64_t fits) {
     require(
         whole.begin == 0 && whole.end == pair.tokens,
         "pair {} of {} tokens (chosen {}, rejected {}) does not fit one micro-batch, which "
-        "holds {} at most; both answers must lie in one: raise batching.micro_batch_tokens or make "
+        "holds {} at most, padding to a sparse pattern's blocks included; both answers must lie in "
+        "one: raise batching.micro_batch_tokens or make "
         "the pairs with a lower --max-tokens",
         pair.sample, pair.tokens, pair.chosen_tokens, pair.tokens - pair.chosen_tokens, fits);
     separate.push_back({pair.sample, 0, pair.chosen_tokens, pair.chosen_loss_tokens, 0});

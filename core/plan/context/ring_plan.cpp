@@ -51,8 +51,11 @@ std::vector<RingStep> kv_steps(const Rings& r) {
   return steps;
 }
 
-std::vector<RingStep> add_dkv(const Rings& r, std::vector<RingStep> steps) {
+std::vector<RingStep> backward_steps(const Rings& r) {
+  std::vector<RingStep> steps = kv_steps(r);
+  if (steps.size() == 1) return steps;
   const bool two_levels = r.inner > 1;
+  steps.front().shard = -1;  // the own shard: at the end
   for (int o = 0; o < r.outer; ++o) {
     for (int j = 0; j < r.inner; ++j) {
       const int t = o * r.inner + j;
@@ -72,7 +75,7 @@ std::vector<RingStep> add_dkv(const Rings& r, std::vector<RingStep> steps) {
             r.on_outer(r.shard(o - 1, 0), r.shard(o, 0), two_levels ? (o + 1) * r.inner : t);
     }
   }
-  // Epilogue: the hops home, with nothing left to hide them.
+  // Epilogue: the hops home, the last of them beside the own shard.
   const auto add_step = [&]() -> RingStep& {
     RingStep step;
     step.outer = r.outer;
@@ -86,6 +89,7 @@ std::vector<RingStep> add_dkv(const Rings& r, std::vector<RingStep> steps) {
   if (r.outer > 1)
     add_step().dkv_outer =
         r.on_outer(r.shard(r.outer - 1, 0), r.shard(r.outer, 0), two_levels ? t + 1 : t);
+  steps.back().shard = r.shard(0, 0);
   return steps;
 }
 
@@ -242,8 +246,7 @@ class Replay {
       if (!state.kv.count(step.shard))
         return wrong(r, t, "computes with KV shard {}, which is not there", step.shard);
       ++state.computed[step.shard];
-      if (backward_ && !state.accumulators.try_emplace(step.shard, Contributions{r}).second)
-        return wrong(r, t, "computes shard {} into an accumulator that is in use", step.shard);
+      if (backward_) state.accumulators[step.shard].insert(r);
     }
     state.note_peaks();
     for (int kind = 0; kind < kKinds; ++kind) {
@@ -352,7 +355,7 @@ RingPlan plan_ring(int rank, int outer, int inner) {
   plan.outer = outer;
   plan.inner = inner;
   plan.forward = kv_steps(rings);
-  plan.backward = add_dkv(rings, plan.forward);
+  plan.backward = backward_steps(rings);
   // KV: the shard an outer step entered with, the next node's on its way, and two that alternate on
   // the inner ring.
   const bool both = outer > 1 && inner > 1;
@@ -381,14 +384,13 @@ std::string problems(const std::vector<RingPlan>& plans) {
   return "";
 }
 
-double simulate(const std::vector<RingStep>& steps, const RingCosts& costs, bool hops_home) {
+double simulate(const std::vector<RingStep>& steps, const RingCosts& costs) {
   const double hop_s[kKinds] = {costs.inner_hop_s, costs.outer_hop_s, costs.inner_dkv_hop_s,
                                 costs.outer_dkv_hop_s};
   double now = costs.indexing_s + costs.host_s;
   double link_free[2] = {now, now};
   std::vector<double> arrival(steps.size(), 0);  // latest end of the hops completed at a step
   for (std::size_t t = 0; t < steps.size(); ++t) {
-    if (steps[t].shard < 0 && !hops_home) break;
     for (int kind = 0; kind < kKinds; ++kind) {
       const auto& h = hop(steps[t], kind);
       if (!h) continue;

@@ -1,7 +1,10 @@
 // RingPlan: for each step of ring attention, which KV shard a rank holds, and what it sends to whom
 // on which ring. Ranks are context-parallel ranks 0..outer*inner-1; rank = outer_index * inner +
 // inner_index (a node is one inner ring). Source: MTraining Algorithm 2; in
-// backward the gradients of a shard follow its keys and values one step later.
+// backward the gradients of a shard follow its keys and values one step later, and a rank computes
+// with its own shard last, not first: that hides the way home of the sums (fp32, and between nodes
+// the slowest hop of all), while the first hop of keys, half as many bytes inside a node, has
+// nothing to hide it.
 //
 // How to execute a list of steps (forward or backward), step t from 0:
 //   1. post every hop of step t: KV hops first, inner before outer, then dKV hops, inner before
@@ -17,14 +20,13 @@
 //   buffer of `send_shard`, which
 //     stays readable, and fills a new buffer for `recv_shard`, ready once the hop is complete.
 //   * dKV (backward).  A rank holds at most one accumulator per shard.  The partial computed at a
-//   step is the accumulator
-//     of `shard` (a fresh, zeroed buffer).  Posting a dKV hop takes the accumulator of `send_shard`
-//     away from the rank; that buffer is free once the hop is complete.  When the hop completes,
-//     what arrived is joined: added to the accumulator of `recv_shard` if the rank holds one, else
-//     it becomes that accumulator; hops that are completed at the same step are joined in the order
-//     of posting.  A rank's partial of its own shard stays with it: the other ranks' sum comes home
-//     to it, in one hop less than a sum that began there.  After the last step the only accumulator
-//     left is that of the rank's own shard: its whole dKV.
+//   step is added to the accumulator of `shard` if the rank holds one, else it becomes that
+//   accumulator.  Posting a dKV hop takes the accumulator of `send_shard` away from the rank; that
+//   buffer is free once the hop is complete.  When the hop completes, what arrived is joined by the
+//   same rule to the accumulator of `recv_shard`; hops that are completed at the same step are
+//   joined in the order of posting.  A rank's partial of its own shard stays with it: the other
+//   ranks' sum comes home to it, in one hop less than a sum that began there.  After the last step
+//   the only accumulator left is that of the rank's own shard: its whole dKV.
 // `kv_buffers` and `dkv_buffers` say how many such buffers live at once at most.
 #pragma once
 #include <cstdint>
@@ -49,14 +51,16 @@ struct RingHop {
 /// One step of one rank.
 struct RingStep {
   int outer = 0,
-      inner = 0;   ///< ring step indices; the epilogue (hops home) uses outer = outer ranks
+      inner = 0;   ///< ring step indices; the epilogue (hops home, and the own shard's compute in
+                   ///< backward) uses outer = outer ranks
   int shard = -1;  ///< KV shard computed at this step; -1: communication only
   std::optional<RingHop> kv_inner;  ///< completed at the same step
   std::optional<RingHop>
       kv_outer;  ///< posted at an outer step's first inner step, completed at its last
   /// Backward only.  dKV (fp32) of the shard computed at the previous step travels while this step
-  /// computes, from the second rank that computes with it on.  At the first step of an outer step
-  /// it is the other ranks' sum that goes back to the rank which entered with that shard.
+  /// computes, from the second rank that computes with it on, the owner not counted.  At the first
+  /// step of an outer step it is the other ranks' sum that goes back to the rank which entered with
+  /// that shard.
   std::optional<RingHop> dkv_inner;  ///< completed at the same step
   /// Backward only.  The sum over the nodes so far, without the owner's; with an inner ring, posted
   /// at an outer step's second inner step (when the node's sum of the outer step before is whole)
@@ -102,8 +106,7 @@ struct RingCosts {
          outer_dkv_hop_s = 0;  ///< one dKV hop (backward); 0 when counted with KV
 };
 /// Time until `rank`'s last step ends, hops overlapped with compute as posted.  All ranks alike.
-/// Each ring is one link: hops of a level go one after another in the order of posting. `hops_home`
-/// false stops after the last compute, as MTraining Table 4 does.
-double simulate(const std::vector<RingStep>& steps, const RingCosts& costs, bool hops_home = true);
+/// Each ring is one link: hops of a level go one after another in the order of posting.
+double simulate(const std::vector<RingStep>& steps, const RingCosts& costs);
 
 }  // namespace ballast

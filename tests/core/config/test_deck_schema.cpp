@@ -112,10 +112,9 @@ TEST(DeckSchema, KeysOfFeaturesThatAreOnAreNot) {
     EXPECT_TRUE(std::none_of(off.begin(), off.end(), [&](const S& key) {
       return (key + " ").starts_with(prefix);
     })) << prefix;
-  for (const char* key :
-       {"data.paths", "sab.decay", "batching.groups", "attention.last_q", "attention.selection",
-        "attention.stretch", "batching.window_rule", "eval.depths", "model.llama3_low",
-        "trace.indexes_every", "attention.generated_columns"})
+  for (const char* key : {"data.paths", "sab.decay", "batching.groups", "attention.selection",
+                          "attention.stretch", "batching.window_rule", "eval.depths",
+                          "model.llama3_low", "trace.indexes_every", "attention.generated_columns"})
     EXPECT_EQ(std::count(off.begin(), off.end(), key), 1) << key;
 }
 

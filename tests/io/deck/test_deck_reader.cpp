@@ -163,6 +163,9 @@ TEST(DeckReader, OverridesWinAndBareWordsAreText) {
             (std::vector<std::string>{".hpp", ".h"}));
   EXPECT_EQ(deck.text("run.output"), "123");
   EXPECT_EQ(deck.get<std::int64_t>("run.seed"), 6);
+  EXPECT_EQ(
+      parse_deck(kSound, "d", {R"(data.paths="/a")"}).get<std::vector<std::string>>("data.paths"),
+      (std::vector<std::string>{"/a"}));
   EXPECT_EQ(deck.get<double>("optimizer.beta1"), 0);
   EXPECT_FALSE(deck.get<bool>("trace.enabled"));
   EXPECT_EQ(deck.get<std::vector<std::string>>("data.paths"),
@@ -274,6 +277,8 @@ seed = 9
                     {"deck.toml:26: unknown key mesh.dpx (did you mean mesh.dp?)"}));
   EXPECT_TRUE(
       holds(problem(text + "mesh.dp = 3\n"), {"deck.toml:24: run.mesh is a table inside a block"}));
+  EXPECT_TRUE(holds(problem(text + "[[case]]\nname = \"z\"\nmesh.dp = 3\n\"mesh.dp\" = 4\n"),
+                    {"case \"z\" states mesh.dp twice"}));
   EXPECT_TRUE(holds(problem(text + "[[case]]\n"), {"a case needs a name"}));
   EXPECT_TRUE(
       holds(problem(text + "[[case]]\nname = 3\n"), {"deck.toml:25", "found the integer 3"}));

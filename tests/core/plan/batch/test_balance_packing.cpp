@@ -359,6 +359,29 @@ TEST(HbpSlow, BalancesTheMixOfThePaper) {
   EXPECT_LT(hierarchical.cr, 0.3);
 }
 
+// Sparse patterns pad samples to blocks; groups need not be multiples of these.
+TEST(Hbp, PaddingMovesNoSampleToALongerGroup) {
+  BatchingOptions options;
+  options.method = Batching::hbp;
+  options.dp = 2;
+  options.align = 64;
+  options.groups = {{100, 1, -1}, {256, 2, -1}};
+  const auto samples = samples_of({100, 100, 90, 70, 256, 65});
+  std::size_t packs = 0;
+  for (const Batch& batch : plan_epoch(samples, options))
+    for (const auto& list : batch.micro_batches)
+      for (const MicroBatch& pack : list) {
+        std::int64_t longest = 0, tokens = 0;
+        for (const Segment& s : pack.segments)
+          longest = std::max(longest, s.tokens()), tokens += s.tokens();
+        if (tokens == 0) continue;
+        EXPECT_EQ(pack.sp, longest > 100 ? 2 : 1) << longest;
+        EXPECT_LE(tokens, longest > 100 ? 256 : 100);
+        ++packs;
+      }
+  EXPECT_GE(packs, 6u);  // the long one stands in the lists of both ranks
+}
+
 TEST(HbpSlow, PlansAMillionSamplesQuickly) {
   std::mt19937_64 rng(17);
   const auto samples = samples_of(mixed_lengths(rng, 1000000));

@@ -44,19 +44,21 @@ TEST(RingPlan, FlatRingOfThree) {
   EXPECT_EQ(plan.forward[1].kv_inner, (RingHop{RingLevel::inner, 2, 0, 0, 2, 1}));
   EXPECT_FALSE(plan.forward[2].kv_inner);
   ASSERT_EQ(plan.backward.size(), 4u);
-  EXPECT_FALSE(plan.backward[0].dkv_inner);
-  EXPECT_FALSE(plan.backward[1].dkv_inner);  // the own partial stays
+  EXPECT_EQ(plan.backward[0].shard, -1);  // the first hop of keys has nothing beside it
+  EXPECT_EQ(plan.backward[0].kv_inner, plan.forward[0].kv_inner);
+  EXPECT_EQ(plan.backward[1].shard, 0);
+  EXPECT_FALSE(plan.backward[0].dkv_inner || plan.backward[1].dkv_inner);
+  EXPECT_EQ(plan.backward[2].shard, 2);
   EXPECT_EQ(plan.backward[2].dkv_inner, (RingHop{RingLevel::inner, 2, 0, 0, 2, 2}));
-  EXPECT_EQ(plan.backward[3].shard, -1);
+  EXPECT_EQ(plan.backward[3].shard, 1);  // the own shard, beside the hop home
   EXPECT_EQ(plan.backward[3].dkv_inner, (RingHop{RingLevel::inner, 2, 0, 2, 1, 3}));
   EXPECT_EQ(plan.kv_buffers, 2);
-  EXPECT_EQ(plan.dkv_buffers,
-            4);  // its own partial, this step's, one that leaves and one that arrives
+  EXPECT_EQ(plan.dkv_buffers, 3);  // this step's, one that leaves and one that arrives
 }
 
 TEST(RingPlan, SumsTakeThePlaceOfReceivedKv) {
   EXPECT_EQ(backward_buffers(plan_ring(0, 1, 1)), 2);
-  // Two ranks: both KV and both sums; then one KV, the own sum, one that leaves, one that arrives.
+  // Two ranks: both KV and a sum; then one KV, the own sum, one that leaves, one that arrives.
   EXPECT_EQ(backward_buffers(plan_ring(0, 1, 2)), 4);
   for (const auto& [outer, inner] : {std::pair{1, 2}, {1, 5}, {3, 1}, {2, 2}, {2, 3}, {4, 4}})
     for (const RingPlan& plan : all_ranks(outer, inner)) {
@@ -92,8 +94,11 @@ TEST(RingPlan, HopsOfTwoLevels) {
         }
       if (step.kv_outer) {
         EXPECT_EQ(step.inner, 0);
-        EXPECT_EQ(step.kv_outer->send_shard, step.shard);
+        EXPECT_EQ(step.kv_outer->send_shard, step.outer == 0 ? rank : step.shard);
         EXPECT_EQ(step.kv_outer->send_shard % 4, rank % 4);
+      }
+      if (&step == &plan.backward.back()) {  // the slowest hop goes beside the own shard
+        EXPECT_TRUE(step.shard == rank && step.dkv_outer && !step.dkv_inner);
       }
       kv_inner += step.kv_inner.has_value(), kv_outer += step.kv_outer.has_value();
       dkv_inner += step.dkv_inner.has_value(), dkv_outer += step.dkv_outer.has_value();
@@ -157,24 +162,27 @@ TEST(RingPlan, HashTellsPlansApart) {
 // MTraining Table 4, in milliseconds; its naive ring crosses nodes at every step.
 TEST(RingPlan, SimulatesMTrainingTable4) {
   const RingCosts forward{1.13, 2.08, 0.51, 0.13, 0.98};
-  const RingCosts backward{1.86, 1.90, 2.65, 0.42, 3.40};
+  const RingCosts backward{1.86, 1.90, 2.65, 0.42, 3.40};  // KV and dKV in one message
   EXPECT_NEAR(simulate(plan_ring(0, 32, 1).forward, forward), 1.13 + 2.08 + 0.98 * 31 + 0.51,
               1e-9);  // 34.10
-  EXPECT_NEAR(simulate(plan_ring(0, 32, 1).backward, backward, false),
-              1.86 + 1.90 + 3.40 * 31 + 2.65, 1e-9);  // 111.81
+  EXPECT_NEAR(simulate(plan_ring(0, 32, 1).forward, backward), 1.86 + 1.90 + 3.40 * 31 + 2.65,
+              1e-9);  // 111.81
   EXPECT_NEAR(simulate(plan_ring(5, 4, 8).forward, forward), 1.13 + 2.08 + 0.51 * 32,
               1e-9);  // 19.53
-  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).backward, backward, false), 1.86 + 1.90 + 2.65 * 32,
+  EXPECT_NEAR(simulate(plan_ring(5, 4, 8).forward, backward), 1.86 + 1.90 + 2.65 * 32,
               1e-9);  // 88.56
 }
 
-TEST(RingPlan, HopsHomeAreExposed) {
+TEST(RingPlan, OwnShardHidesTheHopHome) {
   const RingCosts costs{0, 0, 10, 1, 5, 2, 7};
-  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 4, 8).backward, costs, false), 320);
-  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 4, 8).backward, costs), 320 + 2 + 7);
-  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 8).backward, costs), 80 + 2);
+  // The first hop of keys stands alone; with two levels the node's sum too, which the hop between
+  // the nodes waits for.
+  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 8).backward, costs), 1 + 80);
+  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 4, 8).backward, costs), 1 + 320 + 2);
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 8, 1).backward, costs),
-                   10 + 10 + 5 * 12 + 10 + 7);  // 5 + 7 on one link outlast 10
+                   5 + 10 + 5 * 12 + 10 + 10);  // 5 + 7 on one link outlast 10
+  EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 2, 2).backward, {0, 0, 10, 1, 5, 2, 27}),
+                   1 + 30 + 2 + 27);  // a hop home slower than a step shows
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 1).backward, costs), 10);
   // A hop slower than a step delays the next one that needs it.
   EXPECT_DOUBLE_EQ(simulate(plan_ring(0, 1, 3).forward, {0, 0, 1, 4}), 4 + 4 + 1);
