@@ -14,10 +14,8 @@ std::optional<PlanPart> plan_balance(const Config& config) {
   const RunOptions options = RunOptions::from(config);
   const MeshShape& mesh = options.mesh;
   GeneratedPattern pattern = options.attention.generator;
-  pattern.tokens = options.batching.micro_batch_tokens;
-  require(pattern.tokens % kBlock == 0,
-          "batching.micro_batch_tokens = {} must be a multiple of {} for attention.index = \"{}\"",
-          pattern.tokens, kBlock, name(index));
+  // As a micro-batch is padded.
+  pattern.tokens = (options.batching.micro_batch_tokens + kBlock - 1) / kBlock * kBlock;
   // All heads of a dense pattern are alike: one stands for them.
   const std::vector<GeneratedHead> heads =
       index == IndexOrigin::recorded

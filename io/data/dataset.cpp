@@ -30,8 +30,9 @@ class CutDataset final : public Dataset {
             source_->description(), source_->documents(), options_.min_tokens, options_.max_tokens,
             name(options_.long_samples));
     require(!options_.pairs || left_out_ == 0,
-            "{}: {} documents are empty, so that the others do not pair", source_->description(),
-            left_out_);
+            "{}: {} documents are empty, so that the others do not pair (loss.kind = \"dpo\"); "
+            "remove them with their partners",
+            source_->description(), left_out_);
     if (source_->masked()) loss_tokens_.assign(static_cast<std::size_t>(samples()), -1);
   }
 

@@ -13,7 +13,8 @@ class PairDataset final : public Dataset {
  public:
   explicit PairDataset(std::unique_ptr<Dataset> documents) : documents_(std::move(documents)) {
     require(documents_->samples() % 2 == 0,
-            "{}: {} documents make no pairs of a chosen and a rejected answer",
+            "{}: {} documents make no pairs of a chosen and a rejected answer (loss.kind = "
+            "\"dpo\"); give an even number, each chosen one before its rejected one",
             documents_->description(), documents_->samples());
   }
 
