@@ -171,7 +171,10 @@ class Lanes {
     if (op.kind == OpKind::backward_input) parts.compute_s -= times.weight_s[s];
     if (op.kind == OpKind::backward_weight) parts = {times.weight_s[s], 0, 0, 0};
     const double seconds = parts.total_s();
-    if (!is_useful(op.kind)) parts.recompute_s += std::exchange(parts.compute_s, 0);
+    if (is_useful(op.kind))
+      c.result.useful_s += parts.compute_s + parts.recompute_s;
+    else
+      parts.recompute_s += std::exchange(parts.compute_s, 0);
     c.result.parts.add(parts);
 
     const bool kept =

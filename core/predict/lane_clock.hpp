@@ -13,13 +13,14 @@ namespace ballast {
 
 /// One stage of one data-parallel rank.
 struct LaneStage {
-  double end_s = 0;          ///< of its last operation
-  double first_s = 0;        ///< begin of its first computation
-  double last_s = 0;         ///< end of its last one; 0: there is none
-  PassParts parts;           ///< what its operations spend their time on
-  double round_s = 0;        ///< collectives between rounds
-  int live = 0;              ///< most micro-batches at once whose activations it holds
-  int weight_halves = 0;     ///< most of them whose input half is done and whose weight half is not
+  double end_s = 0;       ///< of its last operation
+  double first_s = 0;     ///< begin of its first computation
+  double last_s = 0;      ///< end of its last one; 0: there is none
+  PassParts parts;        ///< what its operations spend their time on
+  double useful_s = 0;    ///< computation of forwards and backwards, what these make again included
+  double round_s = 0;     ///< collectives between rounds
+  int live = 0;           ///< most micro-batches at once whose activations it holds
+  int weight_halves = 0;  ///< most of them whose input half is done and whose weight half is not
   std::vector<TimedOp> ops;  ///< empty unless they are kept
 };
 

@@ -161,7 +161,7 @@ std::vector<double> add_lanes(const StepPlan& plan, SimulatedStep& step) {
     double first_s = std::numeric_limits<double>::max(), last_s = 0;
     for (std::size_t s = 0; s < lane.size(); ++s) {
       ready_s[s] = std::max(ready_s[s], lane[s].end_s);
-      step.useful_s += lane[s].parts.compute_s;
+      step.useful_s += lane[s].useful_s;
       if (lane[s].last_s > 0) {
         first_s = std::min(first_s, lane[s].first_s);
         last_s = std::max(last_s, lane[s].last_s);

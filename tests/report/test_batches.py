@@ -77,6 +77,8 @@ class SameFigures(support.RunTest):
         for name, deck, lengths, keys in (
             ("recomputed", CHUNKS, short, ()),
             ("stages", CHUNKS, short, ("mesh.pp=2",)),
+            ("layers again", CHUNKS, short, ("mesh.pp=2", "recompute.mode=full")),
+            ("parts again", PACKS, [256, 90], ("recompute.mode=selective",)),
             ("priced", CHUNKS + COSTS, short, ("mesh.pp=2",)),
             ("ring", PACKS + COSTS, [256, 256], ("mesh.cp_inner=4", "batching.global_samples=2")),
             ("idle", PACKS + COSTS, [256, 90], ("mesh.dp=3", "batching.global_samples=2")),
