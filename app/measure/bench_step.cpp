@@ -186,6 +186,7 @@ nlohmann::ordered_json figures(const Session& session, const Measured& m, const 
 BenchResult run(const Config& config, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
   Session session(world, config);
+  if (!config.model.weights.empty()) session.parameters.initialise(config.run.seed);  // not read
   choose_products_early(session.backend);
   const double peak = dense_peak_flops(session.device, session.parameters.dtype());
   const Measured m = measure(session, settings);

@@ -113,7 +113,7 @@ Session::Session(const Communicator& world, const Config& config_)
   if (predicts_latency(config)) {
     together(world, [&] { tuning = std::make_unique<BudgetTuning>(config, &device); });
   }
-  parameters.initialise(config.run.seed);
+  parameters.initialise(config.run.seed, config.model.weights.empty());
 }
 
 ChunkStores Session::chunk_stores(const StepPlan& plan) {

@@ -204,9 +204,10 @@ void Parameters::release_gradients(std::size_t bucket) {
   store_->buckets[bucket] = {};
 }
 
-void Parameters::initialise(std::uint64_t seed) {
+void Parameters::initialise(std::uint64_t seed, bool base) {
   values_changed();
   for (const Parameter& p : table_) {
+    if (!base && (frozen_ == 0 || !p.trainable)) continue;
     Tensor target = value(p.name);
     switch (p.initialiser) {
       case Initialiser::zeros:

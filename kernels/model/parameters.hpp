@@ -124,8 +124,9 @@ class Parameters {
   /// Counts values_changed(), from 1.
   std::shared_ptr<const std::uint64_t> version() const { return version_; }
 
-  /// Counter-based initial values: depend on (seed, parameter name, element) alone.
-  void initialise(std::uint64_t seed);
+  /// Counter-based initial values: depend on (seed, parameter name, element) alone.  `base` false:
+  /// of adapters alone, where a folder's weights come in place of all others.
+  void initialise(std::uint64_t seed, bool base = true);
 
  private:
   std::vector<Parameter> table_, frozen_table_, trainable_table_;
