@@ -27,7 +27,7 @@ def candidates(a, losses):
         found += _ring(deck, mesh, cp)
     if mesh.get("pp", 1) > 1 and a.bubble_ratio > LEAST_LOSS:
         found += _pipeline(deck, mesh)
-    # A trace does not tell a layer's second forward from its backward: a quarter of a step by rule.
+    # A trace does not tell what a backward makes again from the rest of it.
     if deck.get("recompute.mode", "none") != "none":
         fewer = {"full": "selective", "selective": "none"}[deck["recompute.mode"]]
         found.append(Change({"recompute.mode": fewer}, "recomputation takes time"))
