@@ -150,7 +150,8 @@ OpenedFiles open_files_of(const Config& config) {
     attempt([&] {
       need_reference(config);
       if (found.problems.empty())  // it is compared with the data and the model
-        read_reference(config, model_shape(config), *open_dataset(data_options(config)));
+        found.note =
+            read_reference(config, model_shape(config), *open_dataset(data_options(config))).note;
     });
   return found;
 }

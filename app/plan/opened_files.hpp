@@ -18,13 +18,15 @@ struct OpenedFiles {
   SampleLength longest;   ///< sample; of 0 tokens where not known
   double loss_share = 0;  ///< of the tokens of the first samples
   std::shared_ptr<const HeadTable> heads;  ///< of attention.pattern = "by_head"; null: not read
+  std::string note;                        ///< ReferenceValues::note
   std::vector<std::string> problems;       ///< what `train` would stop at
 };
 
 /// Opens what block data, model.weights, attention.heads, attention.recorded and profile.table
 /// (where placement, SAB or DST need it) name, as `train` does: every file and tensor must be there
 /// and fit the model.  Ids are read of the first samples, kReadTokens of them; values of weights
-/// are not.  dpo.reference must be there; where all else is sound, it is compared.
+/// are not.  dpo.reference must be there; where all else is sound, it is compared, with all values
+/// of the weights.
 inline constexpr std::int64_t kReadTokens = std::int64_t{1} << 26;
 OpenedFiles open_files_of(const Config& config);
 

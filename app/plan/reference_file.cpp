@@ -130,7 +130,14 @@ ReferenceValues read_reference(const Config& config, const ModelShape& shape,
           "with (weights, or keys of block model); run `ballast reference` again",
           path, hdf5::read_text_attribute(file, "weights_from"));
   ReferenceValues values{hdf5::read_vector<double>(file, "chosen"),
-                         hdf5::read_vector<double>(file, "rejected"), model};
+                         hdf5::read_vector<double>(file, "rejected"), model, ""};
+  const std::string pattern(name(config.attention.pattern)),
+      before = hdf5::read_text_attribute(file, "attention");
+  if (pattern != before)
+    values.note = fmt::format(
+        "dpo.reference was computed with attention.pattern = \"{}\", this deck has \"{}\": the "
+        "first loss is not ln 2",
+        before, pattern);
   const auto samples = static_cast<std::size_t>(dataset.samples());
   require(values.chosen.size() == samples && values.rejected.size() == samples,
           "dpo.reference: {} holds {} pairs, the data {}", path, values.chosen.size(), samples);
@@ -155,6 +162,7 @@ void write_reference(const Config& config, const ModelShape& shape, const Datase
     hdf5::write_attribute(file, "model", mark_of_model(config, shape));
     hdf5::write_attribute(file, "weights_from",
                           weights.empty() ? std::string("initial values") : weights);
+    hdf5::write_attribute(file, "attention", std::string(name(config.attention.pattern)));
     hdf5::write_attribute(file, "checksum", checksum(values));
     hdf5::write_vector<double>(file, "chosen", values.chosen);
     hdf5::write_vector<double>(file, "rejected", values.rejected);

@@ -2,6 +2,7 @@
 // with, and the marks of the data and of the model that they were computed from.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/config/config.hpp"
@@ -12,7 +13,9 @@ namespace ballast {
 
 struct ReferenceValues {
   std::vector<double> chosen, rejected;  ///< [sample]
-  std::uint64_t model = 0;               ///< mark of the model; read_reference fills it
+  // Of read_reference:
+  std::uint64_t model = 0;  ///< mark of the model
+  std::string note;         ///< what is no error but moves the first loss away from ln 2; ""
 };
 
 /// Throws Error where dpo.reference is no file.

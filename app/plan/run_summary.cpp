@@ -259,6 +259,7 @@ CheckFacts CheckFacts::of(const Config& config, OpenedFiles files) {
     f.recompute += fmt::format(" in the first {} layers of a stage", config.recompute.layers);
   const MeshShape& mesh = f.options.mesh;
   for (const Problem& note : without_effect(config)) f.notes.push_back(note.message());
+  if (!f.files.note.empty()) f.notes.push_back(f.files.note);
   LargestMicroBatch largest = largest_micro_batch(config, f);
 
   f.shards = shard_facts(f.options, f.micro_batch_tokens, f.notes);

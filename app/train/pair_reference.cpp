@@ -15,6 +15,7 @@ std::vector<PairLogProbabilities> read_pair_reference(Session& session) {
     for (std::size_t p = 0; p < pairs.size(); ++p)
       pairs[p] = {values.chosen[p], values.rejected[p]};
     session.reference_model = values.model;
+    session.reference_note = values.note;
   });
   session.reference_model =
       std::stoull(world.broadcast(fmt::to_string(session.reference_model), 0));

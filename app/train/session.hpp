@@ -67,6 +67,7 @@ class Session {
                                        ///< has read them; 0: initial values
   std::uint64_t reference_model = 0;   ///< mark of the model that dpo.reference was computed with,
                                        ///< once load_pairs has read it
+  std::string reference_note;          ///< ReferenceValues::note, on rank 0
   StageModel model;
   MeshRings rings;
   IndexCache indexes;

@@ -55,6 +55,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   load_pairs(session_);
   refuse_other_reference(session_, restored);
+  if (!session_.reference_note.empty()) log_.comment("note: " + session_.reference_note);
   if (config.eval.every_steps > 0 && Generator::wanted(config))
     generator_.emplace(session_, planner_);
   state_ = restored.state;

@@ -315,6 +315,11 @@ class Dpo(RunCase):
                 self.assertIn(words, done.stdout + done.stderr)
 
         refused("another model", "model.rope_theta=100.5")  # the same weights
+        moba = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=1"]
+        moba.append("batching.micro_batch_tokens=192")  # padded to blocks
+        for command in (["check", deck], ["train", deck, "-d", self.out("moba")]):
+            done = self.run_ballast(1, *command, *moba)
+            self.assertIn("the first loss is not ln 2", done.stdout + done.stderr)
         with h5py.File(reference, "r+") as file:
             file["chosen"][0] = -5.0
         refused("is damaged")
