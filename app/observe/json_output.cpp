@@ -17,6 +17,12 @@ std::string json_problem(const std::string& file) {
     if (char first = '{'; old >> first && first != '{' && first != '[')
       return fmt::format("--json {}: this file is there and is no JSON; choose another name", file);
   }
+  const auto folder = std::filesystem::absolute(file).parent_path();
+  if (there && std::filesystem::exists(folder / "config.json"))
+    return fmt::format(
+        "--json {}: this file is there, beside a model's config.json; choose another "
+        "name",
+        file);
   const bool opens = std::ofstream(file, std::ios::app).good();
   const std::string why = opens ? "" : std::strerror(errno);
   if (std::error_code ignored; opens && !there) std::filesystem::remove(file, ignored);

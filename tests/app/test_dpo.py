@@ -347,6 +347,13 @@ class Dpo(RunCase):
             self.assertIn("would be replaced", done.stderr)
             with open(file, "rb") as after:
                 self.assertEqual(after.read(), kept)
+        config = os.path.join(self.base, "config.json")
+        with open(config) as before:
+            kept = before.read()
+        done = self.run_ballast(1, "check", self.dpo(), "--json", config, status=1)
+        self.assertIn("beside a model's config.json", done.stderr)
+        with open(config) as after:
+            self.assertEqual(after.read(), kept)
         dumped = f"run.dump_gradients={weights}"
         done = self.run_ballast(1, "train", self.dpo(), "-d", self.out("dumped"), dumped, status=1)
         self.assertIn("lies in the folder of model.weights", done.stdout + done.stderr)
