@@ -8,18 +8,18 @@ namespace ballast {
 namespace host {
 namespace {
 
-template <class A, class B>
+template <class A, class B, class Out>
 void add(const Tensor& a_, const Tensor& b_, Tensor& out_) {
   const auto a = matrix<const A>(a_);
   const auto b = matrix<const B>(b_);
-  const auto out = matrix<A>(out_);
+  const auto out = matrix<Out>(out_);
   parallel_for("add", out.rows(), [=](std::int64_t i) {
     const A* x = a.row(i);
     const B* y = b.row(i);
-    A* z = out.row(i);
+    Out* z = out.row(i);
     const std::int64_t n = out.columns();
 #pragma GCC ivdep
-    for (std::int64_t j = 0; j < n; ++j) z[j] = element_of<A>(number(x[j]) + number(y[j]));
+    for (std::int64_t j = 0; j < n; ++j) z[j] = element_of<Out>(number(x[j]) + number(y[j]));
   });
 }
 
@@ -30,10 +30,13 @@ void add(const Tensor& a, const Tensor& b, Tensor& out) {
   require(a.shape() == b.shape() && a.shape() == out.shape(), "add: {} + {} does not fit {}",
           to_string(a.shape()), to_string(b.shape()), to_string(out.shape()));
   BALLAST_ON_CUDA(a, add(a, b, out));
-  if (a.dtype() == DType::bf16) return host::add<bf16, bf16>(a, b, out);
+  const bool b_bf16 = b.dtype() == DType::bf16, out_bf16 = out.dtype() == DType::bf16;
+  if (a.dtype() == DType::bf16) return host::add<bf16, bf16, bf16>(a, b, out);
   dispatch_float(a.dtype(), [&](auto t) {
     using T = decltype(t);
-    const auto add = b.dtype() == DType::bf16 ? host::add<T, bf16> : host::add<T, T>;
+    const auto add = b_bf16     ? host::add<T, bf16, T>
+                     : out_bf16 ? host::add<T, T, bf16>
+                                : host::add<T, T, T>;
     add(a, b, out);
   });
 }

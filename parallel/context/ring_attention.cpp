@@ -92,6 +92,24 @@ class RingPass {
     if (fresh) at->second = buffer(shard, sum_type_);
     return {part(at->second.tensor, 0), part(at->second.tensor, 1), fresh};
   }
+  /// Writes the whole sums of this rank's own shard.
+  void result(Tensor& dk, Tensor& dv) {
+    const Sums own = sums(group_.plan.rank);
+    if (!home_.tensor.defined()) {
+      copy_rows(own.dk, dk);
+      copy_rows(own.dv, dv);
+      return;
+    }
+    add(own.dk, part(home_.tensor, 0), dk);
+    add(own.dv, part(home_.tensor, 1), dv);
+  }
+  /// Adds them.
+  void add_result(Tensor& dk, Tensor& dv) {
+    Sums own = sums(group_.plan.rank);
+    if (home_.tensor.defined()) result(own.dk, own.dv);
+    add(dk, own.dk, dk);
+    add(dv, own.dv, dv);
+  }
 
  private:
   struct Flight {
@@ -149,6 +167,8 @@ class RingPass {
     const auto held = dkv_.find(f.hop.recv_shard);
     if (held == dkv_.end()) {
       dkv_.emplace(f.hop.recv_shard, std::move(f.received));
+    } else if (f.hop.recv_shard == group_.plan.rank && !home_.tensor.defined()) {
+      home_ = std::move(f.received);
     } else if (held->second.tensor.numel() > 0) {
       Tensor sum = held->second.tensor;
       add(sum, f.received.tensor, sum);
@@ -164,6 +184,7 @@ class RingPass {
   Device& device_;
   std::int64_t capacity_ = 0;
   std::map<int, RingBuffers::Lease> kv_, dkv_;  ///< by shard: [2, tokens, Hkv, D]
+  RingBuffers::Lease home_;  ///< sums of the own shard that result() adds where it writes anyway
   std::vector<Flight> flights_;
 };
 
@@ -320,17 +341,11 @@ void RingAttention::backward(const AttentionInputs& in, const Tensor& o, const T
     });
     if (!stored_.store) {
       if (empty) continue;
-      const RingPass::Sums sum = pass.sums(group_.plan.rank);
-      copy_rows(sum.dk, dk);
-      copy_rows(sum.dv, dv);
+      pass.result(dk, dv);
       continue;
     }
     if (!in_place) stored_.store->arrive(stored);
-    if (!in_place && stored.dk.size(0) > 0) {
-      const RingPass::Sums sum = pass.sums(group_.plan.rank);
-      add(stored.dk, sum.dk, stored.dk);
-      add(stored.dv, sum.dv, stored.dv);
-    }
+    if (!in_place && stored.dk.size(0) > 0) pass.add_result(stored.dk, stored.dv);
     if (turn == 0 && !empty) {
       const auto [begin, end] = stored_.store->own_rows(stored_.chunk);
       copy_rows(stored.dk.rows(begin, end), dk);

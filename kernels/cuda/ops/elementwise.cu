@@ -38,6 +38,9 @@ __device__ float4 load_four(const __nv_bfloat16* p) {
                high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
   return make_float4(low.x, low.y, high.x, high.y);
 }
+__device__ void store_four(float* p, float a, float b, float c, float d) {
+  *reinterpret_cast<float4*>(p) = make_float4(a, b, c, d);
+}
 __device__ void store_four(__nv_bfloat16* p, float a, float b, float c, float d) {
   const __nv_bfloat162 low = __floats2bfloat162_rn(a, b), high = __floats2bfloat162_rn(c, d);
   *reinterpret_cast<uint2*>(p) =
@@ -145,14 +148,27 @@ __global__ void swiglu_backward_kernel(const Pack8* gate_up, const Pack8* d_y, P
   }
 }
 
-template <class T, class B>
-__global__ void add_kernel(const T* a, std::int64_t a_stride, const B* b, std::int64_t b_stride,
-                           T* out, std::int64_t out_stride, std::int64_t n, std::int64_t width) {
+template <class A, class B, class Out>
+__global__ void add_kernel(const A* a, std::int64_t a_stride, const B* b, std::int64_t b_stride,
+                           Out* out, std::int64_t out_stride, std::int64_t n, std::int64_t width) {
   await_earlier_work();
   for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
     const std::int64_t row = i / width, c = i % width;
-    out[row * out_stride + c] = static_cast<T>(static_cast<float>(a[row * a_stride + c]) +
-                                               static_cast<float>(b[row * b_stride + c]));
+    out[row * out_stride + c] = static_cast<Out>(static_cast<float>(a[row * a_stride + c]) +
+                                                 static_cast<float>(b[row * b_stride + c]));
+  }
+}
+
+// Four columns a thread.
+template <class A, class B, class Out>
+__global__ void add_quads_kernel(const A* a, std::int64_t a_stride, const B* b,
+                                 std::int64_t b_stride, Out* out, std::int64_t out_stride,
+                                 std::int64_t n, std::int64_t quads) {
+  await_earlier_work();
+  for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
+    const std::int64_t row = i / quads, c = 4 * (i - row * quads);
+    const float4 x = load_four(a + row * a_stride + c), y = load_four(b + row * b_stride + c);
+    store_four(out + row * out_stride + c, x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
   }
 }
 
@@ -175,6 +191,11 @@ __global__ void narrow_kernel(const float* x, std::int64_t x_stride, __nv_bfloat
     const float4 v = load_four(x + row * x_stride + c);
     store_four(y + row * y_stride + c, v.x, v.y, v.z, v.w);
   }
+}
+
+/// Whether rows can be read and written four columns at a time.
+bool in_quads(const void* rows, std::int64_t stride, std::int64_t width) {
+  return width % 4 == 0 && stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(rows) % 16 == 0;
 }
 
 unsigned rope_blocks(std::int64_t tokens) {
@@ -288,21 +309,28 @@ cudaError_t swiglu_backward(const Bf16* gate_up, const Bf16* d_y, Bf16* d_gate_u
   return cudaGetLastError();
 }
 
-cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride,
-                     void* out, std::int64_t out_stride, bool is_float, bool b_float,
-                     std::int64_t rows, std::int64_t width, cudaStream_t stream) {
-  const std::int64_t n = rows * width;
-  if (n == 0) return cudaSuccess;
-  const auto add = [&]<class T, class B>(T* sum, const B* second) {
-    launch(add_kernel<T, B>, blocks_for(n), kThreads, 0, stream, static_cast<const T*>(a), a_stride,
-           second, b_stride, sum, out_stride, n, width);
+cudaError_t add_rows(const void* a, bool a_float, std::int64_t a_stride, const void* b,
+                     bool b_float, std::int64_t b_stride, void* out, bool out_float,
+                     std::int64_t out_stride, std::int64_t rows, std::int64_t width,
+                     cudaStream_t stream) {
+  if (rows * width == 0) return cudaSuccess;
+  if (a_float ? !b_float && !out_float : b_float || out_float) return cudaErrorInvalidValue;
+  const bool quads = in_quads(a, a_stride, width) && in_quads(b, b_stride, width) &&
+                     in_quads(out, out_stride, width);
+  const auto add = [&]<class A, class B, class Out>(const A* x, const B* y, Out* sum) {
+    const std::int64_t columns = quads ? width / 4 : width, n = rows * columns;
+    launch(quads ? add_quads_kernel<A, B, Out> : add_kernel<A, B, Out>, blocks_for(n), kThreads, 0,
+           stream, x, a_stride, y, b_stride, sum, out_stride, n, columns);
   };
-  if (!is_float)
-    add(static_cast<Bf16*>(out), static_cast<const Bf16*>(b));
-  else if (b_float)
-    add(static_cast<float*>(out), static_cast<const float*>(b));
+  const auto *floats = static_cast<const float*>(a), *more = static_cast<const float*>(b);
+  if (!a_float)
+    add(static_cast<const Bf16*>(a), static_cast<const Bf16*>(b), static_cast<Bf16*>(out));
+  else if (!b_float)
+    add(floats, static_cast<const Bf16*>(b), static_cast<float*>(out));
+  else if (out_float)
+    add(floats, more, static_cast<float*>(out));
   else
-    add(static_cast<float*>(out), static_cast<const Bf16*>(b));
+    add(floats, more, static_cast<Bf16*>(out));
   return cudaGetLastError();
 }
 
@@ -315,10 +343,7 @@ cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, voi
     return cudaMemcpy2DAsync(y, y_stride * element, x, x_stride * element, width * element, rows,
                              cudaMemcpyDeviceToDevice, stream);
   }
-  const bool quads = width % 4 == 0 && x_stride % 4 == 0 && y_stride % 4 == 0 &&
-                     reinterpret_cast<std::uintptr_t>(x) % 16 == 0 &&
-                     reinterpret_cast<std::uintptr_t>(y) % 8 == 0;
-  if (x_float && quads)
+  if (x_float && in_quads(x, x_stride, width) && in_quads(y, y_stride, width))
     launch(narrow_kernel, blocks_for(rows * width / 4), kThreads, 0, stream,
            static_cast<const float*>(x), x_stride, static_cast<__nv_bfloat16*>(y), y_stride,
            rows * width / 4, width / 4);

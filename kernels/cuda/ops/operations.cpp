@@ -42,6 +42,12 @@ std::int64_t entry_stride(const Tensor& x) {
   return x.strides()[0];
 }
 
+bool is_float(const Tensor& x, const char* what) {
+  require(x.dtype() == DType::f32 || x.dtype() == DType::bf16, "CUDA {} of {} rows", what,
+          name(x.dtype()));
+  return x.dtype() == DType::f32;
+}
+
 /// f of a pointer to the elements of fp32 or bf16.
 template <class F>
 auto with_elements(const Tensor& x, F&& f) {
@@ -307,31 +313,25 @@ void fill_normal(Tensor& out, double std, std::uint64_t seed, std::uint64_t stre
 }
 
 void add(const Tensor& a, const Tensor& b, Tensor& out) {
-  require((a.dtype() == b.dtype() || (a.dtype() == DType::f32 && b.dtype() == DType::bf16)) &&
-              a.dtype() == out.dtype() && a.shape() == b.shape() && a.shape() == out.shape(),
-          "CUDA add: {} {} and {} {}", name(a.dtype()), to_string(a.shape()), name(b.dtype()),
-          to_string(b.shape()));
+  const bool a_float = is_float(a, "sum"), b_float = is_float(b, "sum"),
+             out_float = is_float(out, "sum");
   if (a.numel() == 0) return;
   const bool dense = a.contiguous() && b.contiguous() && out.contiguous();
   const std::int64_t rows = dense ? 1 : a.size(0), width = a.numel() / rows;
   const auto stride = [&](const Tensor& t) { return dense ? width : entry_stride(t); };
-  check(add_rows(a.raw(), stride(a), b.raw(), stride(b), out.raw(), stride(out),
-                 a.dtype() == DType::f32, b.dtype() == DType::f32, rows, width, stream()),
+  check(add_rows(a.raw(), a_float, stride(a), b.raw(), b_float, stride(b), out.raw(), out_float,
+                 stride(out), rows, width, stream()),
         "add");
 }
 
 void copy_rows(const Tensor& from, Tensor& to) {
-  const auto is_float = [](const Tensor& x) {
-    require(x.dtype() == DType::f32 || x.dtype() == DType::bf16, "CUDA copy of {} rows",
-            name(x.dtype()));
-    return x.dtype() == DType::f32;
-  };
   if (from.numel() == 0) return;
   const bool dense = from.contiguous() && to.contiguous();
   const std::int64_t rows = dense ? 1 : from.size(0), width = from.numel() / rows;
-  check(convert_rows(from.raw(), is_float(from), dense ? width : entry_stride(from), to.raw(),
-                     is_float(to), dense ? width : entry_stride(to), rows, width, stream()),
-        "copy of rows");
+  check(
+      convert_rows(from.raw(), is_float(from, "copy"), dense ? width : entry_stride(from), to.raw(),
+                   is_float(to, "copy"), dense ? width : entry_stride(to), rows, width, stream()),
+      "copy of rows");
 }
 
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,

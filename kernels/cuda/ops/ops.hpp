@@ -204,11 +204,12 @@ cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* ke
 cudaError_t fill_normal(Bf16* out, std::int64_t n, double std, std::uint64_t seed,
                         std::uint64_t stream_id, cudaStream_t stream);
 
-/// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart; a and out
-/// bf16, or fp32 with `is_float`, then b too or, without `b_float`, bf16.
-cudaError_t add_rows(const void* a, std::int64_t a_stride, const void* b, std::int64_t b_stride,
-                     void* out, std::int64_t out_stride, bool is_float, bool b_float,
-                     std::int64_t rows, std::int64_t width, cudaStream_t stream);
+/// out = a + b over rows of `width` elements whose starts lie `*_stride` elements apart, each fp32
+/// or (without `*_float`) bf16: all bf16, or a fp32 and one of b and out at least.
+cudaError_t add_rows(const void* a, bool a_float, std::int64_t a_stride, const void* b,
+                     bool b_float, std::int64_t b_stride, void* out, bool out_float,
+                     std::int64_t out_stride, std::int64_t rows, std::int64_t width,
+                     cudaStream_t stream);
 /// Same rows, between any two of bf16 and fp32 (flags tell which side is fp32).
 cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, void* y, bool y_float,
                          std::int64_t y_stride, std::int64_t rows, std::int64_t width,

@@ -567,6 +567,20 @@ TEST_F(Operations, AddAndCopyRows) {
   EXPECT_EQ(error(back, a), 0);
 }
 
+TEST_F(Operations, SumsAreRoundedWhereTheyAreAdded) {
+  for (const std::int64_t width : {96, 97}) {  // four columns a thread, or one
+    const Tensor a = to_gpu(random({65, width + 4}), f32).narrow(1, 4, width + 4),
+                 b = to_gpu(random({65, width}), f32);
+    Tensor sum = unwritten({65, width}, f32), expected = unwritten({65, width}, b16),
+           rounded = unwritten({65, width}, b16);
+    add(a, b, sum);
+    copy_rows(sum, expected);
+    add(a, b, rounded);
+    EXPECT_EQ(error(rounded, to_host(expected)), 0) << width;
+    EXPECT_GT(error(rounded, to_host(sum)), 0) << width;
+  }
+}
+
 TEST_F(Operations, HeadsNarrowedOutOfATensorAreAddedInPlace) {
   const Tensor sum = random({75, 4, 64}), summand = random({75, 6, 64});
   const Tensor sum_gpu = to_gpu(sum, f32), summand_gpu = to_gpu(summand, f32);

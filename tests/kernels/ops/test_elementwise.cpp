@@ -1,6 +1,8 @@
 // Element-wise passes against plain fp64 loops.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "kernels/ops/elementwise.hpp"
 #include "tests/kernels/ops/operation_test.hpp"
 
@@ -23,6 +25,16 @@ TEST_P(ElementwiseOperation, AddAndCopyRows) {
     EXPECT_NEAR(element(sum, i), element(a, i) + element(b, i), 1e-6);
     EXPECT_EQ(element(copy, i), element(a, i));
     EXPECT_NEAR(element(other, i), element(a, i), 1e-6);
+  }
+}
+
+TEST_P(ElementwiseOperation, SumsAreRoundedToBf16WhereTheyAreAdded) {
+  const Tensor a = strided(5, 9), b = strided(5, 9);
+  Tensor rounded = Tensor::empty({5, 9}, DType::bf16);
+  add(a, b, rounded);
+  for (std::int64_t i = 0; i < 45; ++i) {
+    const double sum = element(a, i) + element(b, i);
+    EXPECT_NEAR(element(rounded, i), sum, std::abs(sum) / 256 + 1e-6);
   }
 }
 
