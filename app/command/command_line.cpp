@@ -138,8 +138,11 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
                    "run folder (default: run.output of the deck, or runs/NAME of the deck file)");
   if (command == "train")
     sub.add_option(
-        "-t,--time", wall_time,
-        "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75");
+           "-t,--time", wall_time,
+           "wall-time limit HH:MM:SS or D-HH:MM:SS: checkpoint in time and leave with status 75")
+        ->check([](const std::string& value) {
+          return value.empty() ? "states no time; is a variable of a script unset?" : "";
+        });
   sub.add_option("--json", line.json, "file for the machine-readable twin of what is printed");
   if (command == "tune") add_tune_options(sub, line.tune);
   if (command == "check") add_check_options(sub, line);

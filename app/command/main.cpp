@@ -2,9 +2,11 @@
 // turns every error into a message and a status.
 #include <Kokkos_Core.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <optional>
@@ -48,15 +50,32 @@ std::string twin_problem(const CommandLine& line) {
   return json_problem(line.json);
 }
 
+/// What an error says, or where it came of standard output, that.
+std::string words(const std::exception& error) {
+  if (!std::ferror(stdout)) return error.what();
+  return fmt::format("standard output cannot be written ({})", error.what());
+}
+
+/// The status of a command that ended with `status`: not 0 where what it printed is lost.  Whoever
+/// closes a pipe has read enough; a training's lines are in its log as well.
+int said(const Command& command, int status) {
+  errno = 0;
+  if (launched_rank() != 0 || (std::fflush(stdout) == 0 && !std::ferror(stdout))) return status;
+  if (errno == EPIPE) return status;
+  std::fprintf(stderr, "ballast: standard output cannot be written%s%s\n", errno ? ": " : "",
+               errno ? std::strerror(errno) : "");
+  return status == 0 && std::string_view(command.name) != "train" ? 1 : status;
+}
+
 int run_plain(const Command& command, const CommandLine& line) {
   if (launched_rank() != 0) return 0;  // one process says it all
   try {
     hdf5::start();
     const std::string unwritable = twin_problem(line);
     require(unwritable.empty(), "{}", unwritable);
-    return command.run(line);
+    return said(command, command.run(line));
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "ballast: %s\n", e.what());
+    std::fprintf(stderr, "ballast: %s\n", words(e).c_str());
     return 1;
   }
 }
@@ -67,7 +86,7 @@ int run_plain(const Command& command, const CommandLine& line) {
   try {
     if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
   } catch (const std::exception& e) {
-    fail_here(e.what());
+    fail_here(words(e));
   } catch (...) {
   }
   fail_here("an exception of unknown type");
@@ -81,7 +100,7 @@ int run_on_ranks(const Command& command, const CommandLine& line) {
     const Communicator world = Communicator::world();
     const std::string unwritable = world.rank() == 0 ? twin_problem(line) : "";
     check_all(world, unwritable.empty(), unwritable);
-    return command.run(line);
+    return said(command, command.run(line));
   } catch (const CollectiveError& e) {
     if (Communicator::world().rank() == 0) std::fprintf(stderr, "ballast: %s\n", e.what());
     return 1;

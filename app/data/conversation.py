@@ -294,8 +294,10 @@ def message(entry):
     content = one.get("content")
     if isinstance(content, list):
         one["content"] = "".join(map(text_of_part, content))
-    elif content is None and not one.get("tool_calls"):
-        one["content"] = ""  # templates would write the word None
+    elif content is None and one.get("tool_calls"):
+        one.pop("content", None)  # as Transformers 5 gives it: templates would write the word None
+    elif content is None:
+        one["content"] = ""
     elif content is not None and not isinstance(content, str):
         raise RowError(f"content is a {type(content).__name__}, not text")
     return with_reasoning(one), None if weight is None else int(weight)

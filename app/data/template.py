@@ -98,14 +98,23 @@ class ChatTemplate:
 
     def render(self, messages, tools=None, prompt=False):
         """Text of the messages; prompt: with what comes before an answer."""
-        template = self.templates[bool(tools)]
         try:
-            # What Template.render does, without copies of the values.
-            values = dict(self.values, messages=messages, tools=tools, add_generation_prompt=prompt)
-            text = "".join(template.root_render_func(template.new_context(values)))
+            return self.rendered(messages, tools, prompt)
         except Exception as error:  # a template is a program: any error may come of it
+            # Some tell calls by a content that is none, and fail where there is no content.
+            stated = [m if "content" in m else dict(m, content=None) for m in messages]
+            try:
+                if stated != messages:
+                    return self.rendered(stated, tools, prompt)
+            except Exception:
+                pass
             raise RowError(f"the chat template refuses: {error}") from error
-        return text
+
+    def rendered(self, messages, tools, prompt):
+        """What Template.render does, without copies of the values."""
+        template = self.templates[bool(tools)]
+        values = dict(self.values, messages=messages, tools=tools, add_generation_prompt=prompt)
+        return "".join(template.root_render_func(template.new_context(values)))
 
     def plain(self, messages, tools=None, prompt=False):
         """The same without marks."""

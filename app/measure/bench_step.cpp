@@ -43,7 +43,8 @@ std::string notes(const Session& session, double peak) {
 
 /// What the timed steps gave, and the steps after them.
 struct Measured {
-  std::vector<double> times;  ///< of each timed step, on the slowest rank
+  std::vector<double> times;     ///< of each timed step, on the slowest rank
+  std::int64_t with_trials = 0;  ///< timed steps in which a rank tried products' algorithms
   double tokens = 0, flops = 0, loss = 0;
   std::map<std::string, double> shares;  ///< of tuning and planning, Overheads::shares
   BudgetFacts budgets;                   ///< of all ranks in the timed steps
@@ -66,6 +67,17 @@ void add_budgets(const Communicator& world, const BudgetFacts& mine, BudgetFacts
   all.choices += sums[0];
   all.mean_budget += (sums[1] - sums[0] * all.mean_budget) / all.choices;
   all.mean_coverage_loss += (sums[2] - sums[0] * all.mean_coverage_loss) / all.choices;
+}
+
+/// Adds what a step's events say of tuning and planning, of the slowest ranks.  Collective.
+void add_overheads(Session& session, std::int64_t step, double seconds, Overheads& spent) {
+  OverheadSeconds mine;
+  session.recorder.flush(
+      [&](std::span<const Event> events) { mine = overhead_seconds(events, step); });
+  const Communicator& world = session.mesh.world;
+  spent.add({world.all_reduce(mine.tuning_s, Reduction::max),
+             world.all_reduce(mine.planning_s, Reduction::max)},
+            seconds);
 }
 
 /// Runs `warmup` steps, those that are timed, those that are profiled, and those whose events are
@@ -95,6 +107,7 @@ Measured measure(Session& session, const BenchSettings& settings) {
     session.recorder.context.step = static_cast<std::int32_t>(i);
     session.device.settle();  // updates go on beside the next step, as they do in training
     world.barrier();
+    const std::int64_t chosen = products_chosen(session.backend);
     const auto begin = std::chrono::steady_clock::now();
     const PlannedStep planned = [&] {
       Scope scope(&session.recorder, EventKind::planning);
@@ -107,17 +120,12 @@ Measured measure(Session& session, const BenchSettings& settings) {
     const double seconds = world.all_reduce(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
         Reduction::max);
-    if (session.recorder.enabled) {
-      OverheadSeconds mine;
-      session.recorder.flush(
-          [&](std::span<const Event> events) { mine = overhead_seconds(events, i); });
-      spent.add({world.all_reduce(mine.tuning_s, Reduction::max),
-                 world.all_reduce(mine.planning_s, Reduction::max)},
-                seconds);
-    }
+    if (session.recorder.enabled) add_overheads(session, i, seconds, spent);
     if (m.profile && i + 1 == traced) m.profile->stop(profiled);
     if (i < warmup || i >= timed) continue;
     m.times.push_back(seconds);
+    const std::int64_t tried = products_chosen(session.backend) - chosen;
+    m.with_trials += world.all_reduce(tried, Reduction::max) > 0;
     m.tokens += static_cast<double>(planned.plan.tokens());
     m.flops += session.training_flops(planned.plan);
     m.loss = found.loss;
@@ -149,6 +157,11 @@ std::string table(const Session& session, const Measured& m, const Row& row, dou
       row.timing.median_s, row.timing.min_s, row.timing.max_s, row.tokens_per_s,
       row.flops_per_s * 1e-12, row.mfu, row.memory_gib, row.device_gib, m.loss);
   text += notes(session, peak);
+  if (m.with_trials > 0)
+    text += fmt::format(
+        "# algorithms of matrix products were tried in {} of {} timed steps; warmup=M, larger, "
+        "leaves such steps out\n",
+        m.with_trials, m.times.size());
   if (m.profile) text += m.profile->text();
   for (const std::string& note : m.notes) text += "# profile: " + note + "\n";
   for (const auto& [key, share] : m.shares) text += fmt::format("  {} {:.6f}\n", key, share);
@@ -167,6 +180,7 @@ nlohmann::ordered_json figures(const Session& session, const Measured& m, const 
                               {"tokens_per_step", m.mean_tokens()}};
   json.update(to_json(row.timing));
   json["steps_s"] = m.times;  // cases of one deck have the same samples in the same steps
+  json["steps_with_trials"] = m.with_trials;
   json["tokens_per_s_per_rank"] = row.tokens_per_s;
   json["tflops_per_rank"] = row.flops_per_s * 1e-12;
   json["mfu"] = row.mfu;

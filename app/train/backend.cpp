@@ -65,4 +65,11 @@ void choose_products_early([[maybe_unused]] const BackendChoice& backend) {
 #endif
 }
 
+std::int64_t products_chosen([[maybe_unused]] const BackendChoice& backend) {
+#ifdef BALLAST_HAVE_CUDA
+  if (backend.device->space() == Space::cuda) return cuda::products_tried();
+#endif
+  return 0;
+}
+
 }  // namespace ballast

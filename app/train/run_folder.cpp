@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "parallel/comm/waits.hpp"
@@ -38,13 +40,20 @@ std::string claim(const std::string& path, bool resume, int& lock) {
         path, file);
   // An empty log without checkpoints is of a run that began to write and could not.
   const std::string log = path + "/log.txt";
-  if (!resume && fs::exists(log) &&
-      (!fs::is_regular_file(log) || fs::file_size(log) > 0 || !fs::is_empty(path + "/checkpoints")))
+  const bool logged = fs::exists(log) && (!fs::is_regular_file(log) || fs::file_size(log) > 0);
+  if (!resume && (logged || !fs::is_empty(path + "/checkpoints")))
     return fmt::format(
         "run folder {} already holds a run; continue it with -r latest, or choose another folder "
         "with -d",
         path);
   return "";
+}
+
+/// Device and inode of what stands at `path`; nothing where that cannot be told, with errno.
+std::optional<std::pair<std::uint64_t, std::uint64_t>> place_of(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
+  return std::pair<std::uint64_t, std::uint64_t>{info.st_dev, info.st_ino};
 }
 
 /// Writes `text` over what a file holds.  Its own blocks are taken, which a full disk still has,
@@ -69,7 +78,45 @@ RunFolder::RunFolder(const Communicator& world, const std::string& path, bool re
     ::close(lock_);
     lock_ = -1;
   }
+  if (lock_ >= 0) place_ = place_of(path).value_or(place_);
   check_all(world, problem.empty(), problem);
+}
+
+bool RunFolder::stands() {
+  if (lock_ < 0) return true;
+  const auto gone = [] { return errno == ENOENT || errno == ENOTDIR; };
+  const auto folder = place_of(path_);
+  if (!folder) return !gone();
+  if (*folder != place_) return false;
+  const std::string file = path_ + "/lock";
+  struct stat held {};
+  if (const auto there = place_of(file); there || !gone())
+    return !there || ::fstat(lock_, &held) != 0 ||
+           *there == std::pair<std::uint64_t, std::uint64_t>{held.st_dev, held.st_ino};
+  const int fresh = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fresh < 0) return true;
+  if (::flock(fresh, LOCK_EX | LOCK_NB) != 0) {
+    ::close(fresh);
+    return false;
+  }
+  ::close(std::exchange(lock_, fresh));
+  return true;
+}
+
+std::string RunFolder::write_deck(const std::string& text) const {
+  const std::string fresh = deck() + ".new";
+  std::error_code error, ignored;
+  if (fs::exists(deck(), ignored) && !fs::is_regular_file(deck(), ignored))
+    return fmt::format("{}: is no regular file", deck());
+  errno = 0;
+  std::ofstream file(fresh);
+  file << text;
+  file.close();
+  if (file) fs::rename(fresh, deck(), error);
+  if (file && !error) return "";
+  const std::string why = error ? error.message() : std::strerror(errno);
+  fs::remove(fresh, ignored);
+  return fmt::format("{}: cannot be written: {}", deck(), why);
 }
 
 bool RunFolder::write(const std::string& state, std::int64_t step, const std::string& checkpoint,
@@ -94,7 +141,7 @@ bool RunFolder::write(const std::string& state, std::int64_t step, const std::st
 
 void RunFolder::write_status(const std::string& state, std::int64_t step,
                              const std::string& checkpoint, const std::string& why) {
-  if (lock_ < 0) return;
+  if (lock_ < 0 || !stands()) return;
   if (!write(state, step, checkpoint, why) && !std::exchange(warned_, true))
     fmt::print(stderr, "ballast: warning: {} cannot be written\n", status_file());
 }

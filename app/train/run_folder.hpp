@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "parallel/comm/comm.hpp"
 
@@ -17,6 +18,14 @@ class RunFolder {
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
+
+  /// Whether the folder is still where it was and locked by this run, as far as that can be told;
+  /// a lock file that somebody removed is made again.  True on ranks that hold no lock.
+  bool stands();
+
+  /// Writes deck.toml, the run's effective deck, in place of an earlier session's.  Returns why it
+  /// cannot, or "".
+  std::string write_deck(const std::string& text) const;
 
   /// Writes status.json for scripts that watch the run: `state` running, finished, stopped
   /// (continue it) or failed, the step, the newest sound checkpoint, and why.  Where no new file
@@ -45,7 +54,8 @@ class RunFolder {
 
   std::string path_;
   int rank_, lock_ = -1;
-  bool warned_ = false;  ///< that status.json cannot be written
+  std::pair<std::uint64_t, std::uint64_t> place_;  ///< device and inode, of the rank with the lock
+  bool warned_ = false;                            ///< that status.json cannot be written
 };
 
 }  // namespace ballast

@@ -65,13 +65,9 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
                             session_.dataset->length(longest_sample(*session_.dataset))));
   session_.recorder.set_offset(align_clocks(world));
   session_.recorder.enabled = config.trace.enabled;
-  together(world, [&] {
-    if (world.rank() == 0) {
-      std::ofstream file(folder_.deck());
-      file << config.effective_deck();
-      require(file.good(), "{} cannot be written; is the disk full?", folder_.deck());
-    }
-  });
+  if (world.rank() == 0)
+    if (const std::string problem = folder_.write_deck(config.effective_deck()); !problem.empty())
+      log_.comment("warning: " + problem + "; checkpoints hold the deck too");
   open_trace();
   open_sinks();
   // Before the best checkpoint is looked for, which may be among those that go.
@@ -209,11 +205,21 @@ int Trainer::run() {
     const bool validates = validate_every > 0 && state_.step % validate_every == 0 &&
                            !session_.sampler.validation().empty();
     const bool best = validates && checkpoints_->is_best(validate(), state_.step);
-    checkpoints_->after_step(state_, best || (every > 0 && state_.step % every == 0));
+    const bool due = best || (every > 0 && state_.step % every == 0);
+    if (due) require_folder();
+    checkpoints_->after_step(state_, due);
     tell_status();
     stop = agreed_stop(session_.mesh.world, past_deadline());
   }
   return finish(stop);
+}
+
+void Trainer::require_folder() {
+  check_all(session_.mesh.world, folder_.stands(),
+            fmt::format("run folder {} was moved or replaced while this run was at work, which "
+                        "writes nothing more there; its checkpoints are where the folder is now: "
+                        "continue it there (-d FOLDER -r latest)",
+                        folder_.path()));
 }
 
 void Trainer::tell_status() {
@@ -256,6 +262,7 @@ double Trainer::validate() {
 
 int Trainer::finish(StopReason stop) {
   const bool finished = state_.step >= session_.config.run.steps;
+  require_folder();
   checkpoints_->finish(state_, !finished || session_.config.checkpoint.at_end);
   trace_.with([&](TraceWriter& trace) {
     session_.recorder.flush([&](std::span<const Event> events) { trace.events(events); });

@@ -74,6 +74,8 @@ class Trainer {
   /// Whether the time until -t holds no more than one step, one evaluation and one checkpoint.
   bool past_deadline() const;
   /// status.json follows checkpoints at once, steps every few seconds.
+  /// Collective.  Errors: the run folder was moved, or is another run's.
+  void require_folder();
   void tell_status();
   int finish(StopReason stop);
 

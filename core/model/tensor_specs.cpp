@@ -63,16 +63,15 @@ std::vector<ScratchSpec> adapter_scratch(const ModelShape& s) {
   if (!s.lora.enabled()) return {};
   ModelShape one = s;
   one.layers = 1;
-  std::int64_t in = 0, out = 0;
-  for (const Parameter& p : parameter_table(one)) {
+  std::int64_t in = 0;
+  for (const Parameter& p : parameter_table(one))
     if (p.name.ends_with("lora_A.weight")) in = std::max(in, p.shape[1]);
-    if (p.name.ends_with("lora_B.weight")) out = std::max(out, p.shape[0]);
-  }
   std::vector<ScratchSpec> list{{"lora projected", s.lora.rank, false},
-                                {"lora output", out, false},
-                                {"lora d_projected", s.lora.rank, false, false, true},
-                                {"lora d_input", in, false, false, true}};
-  if (s.lora.dropout > 0) list.push_back({"lora dropped", in, false});
+                                {"lora d_projected", s.lora.rank, false, false, true}};
+  if (s.lora.dropout > 0) {
+    list.push_back({"lora d_input", in, false, false, true});
+    list.push_back({"lora dropped", in, false});
+  }
   return list;
 }
 

@@ -1,13 +1,13 @@
 #include "core/plan/step_order.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <functional>
 #include <map>
 #include <numeric>
 #include <thread>
 
 #include "core/base/error.hpp"
+#include "core/base/threads.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/shared_lanes.hpp"
 #include "core/plan/step_problems.hpp"
@@ -134,20 +134,9 @@ class Distinct {
 void spread(std::size_t count, const std::function<void(std::size_t)>& work) {
   const std::size_t threads =
       std::min<std::size_t>(count, std::max(1u, std::thread::hardware_concurrency()));
-  std::vector<std::exception_ptr> failed(threads);
-  const auto part = [&](std::size_t t) {
-    try {
-      for (std::size_t i = t; i < count; i += threads) work(i);
-    } catch (...) {
-      failed[t] = std::current_exception();
-    }
-  };
-  std::vector<std::thread> others;
-  for (std::size_t t = 1; t < threads; ++t) others.emplace_back(part, t);
-  if (threads > 0) part(0);
-  for (std::thread& t : others) t.join();
-  for (const std::exception_ptr& e : failed)
-    if (e) std::rethrow_exception(e);
+  in_threads(threads, [&](std::size_t t) {
+    for (std::size_t i = t; i < count; i += threads) work(i);
+  });
 }
 
 /// Orders that all searches of one step may try together.

@@ -7,10 +7,10 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <thread>
 #include <tuple>
 
 #include "core/base/error.hpp"
+#include "core/base/threads.hpp"
 #include "core/config/run_options.hpp"
 #include "core/config/step_options.hpp"
 #include "core/search/tune_bounds.hpp"
@@ -195,13 +195,9 @@ class Search {
   }
 
   void each(std::size_t count, const std::function<void(TuneTrials&, std::size_t)>& work) {
-    std::vector<std::thread> threads;
-    const auto part = [&](std::size_t t) {
+    in_threads(trials_.size(), [&](std::size_t t) {
       for (std::size_t i = t; i < count; i += trials_.size()) work(*trials_[t], i);
-    };
-    for (std::size_t t = 1; t < trials_.size(); ++t) threads.emplace_back(part, t);
-    part(0);
-    for (std::thread& thread : threads) thread.join();
+    });
   }
 
   void try_all(const std::vector<std::size_t>& wave) {

@@ -1,7 +1,9 @@
 #include "io/checkpoint/checkpoint.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <fstream>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <utility>
@@ -323,7 +325,10 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
     std::string name;
     together(world, [&] {
       // One that is out of reach, behind a link or a mount that went, may come back.
-      if (aside && world.rank() == 0 && std::ifstream(path).good()) name = set_aside(path);
+      std::error_code error;
+      if (aside && world.rank() == 0 && std::filesystem::is_regular_file(path, error) &&
+          ::access(path.c_str(), R_OK) == 0)
+        name = set_aside(path);
     });
     name = world.broadcast(name, 0);
     if (!name.empty()) warnings.push_back(fmt::format("{} is now {}", path, name));

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <system_error>
 #include <utility>
 
 #include "core/base/wait_clock.hpp"
@@ -366,7 +367,7 @@ void CheckpointWriter::start_thread(std::function<void()> work) {
   if (thread_.joinable()) thread_.join();
   thread_problem_.clear();
   thread_done_ = false;
-  thread_ = std::thread([this, work = std::move(work), began = now_s()] {
+  const auto run = [this, work = std::move(work), began = now_s()] {
     try {
       work();
     } catch (const std::exception& error) {
@@ -374,7 +375,12 @@ void CheckpointWriter::start_thread(std::function<void()> work) {
     }
     job_->thread_s += now_s() - began;
     thread_done_ = true;
-  });
+  };
+  try {
+    thread_ = std::thread(run);
+  } catch (const std::system_error&) {  // a limit on processes: the step waits
+    run();
+  }
 }
 
 bool CheckpointWriter::threads_done(bool wait) {

@@ -42,6 +42,10 @@ std::int64_t need_size(const json& config, const std::string& file, const char* 
   return value;
 }
 
+constexpr const char *kHead = "lm_head.weight", *kEmbedding = "model.embed_tokens.weight";
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40,
+                       kDefaultContext = 32768;  // where nothing depends on it
+
 /// What `rope`, the value of either key, says of a shape.
 void apply_rope(const json& rope, const json& config, const std::string& file, ModelShape& shape) {
   shape.rope_theta = rope.contains("rope_theta") ? need<double>(rope, file, "rope_theta")
@@ -49,13 +53,23 @@ void apply_rope(const json& rope, const json& config, const std::string& file, M
   for (const json& stated : {rope, config})
     require(optional(stated, file, "partial_rotary_factor", 1.0) == 1,
             "{}: partial rotary embedding is not supported", file);
-  shape.original_context = optional<std::int64_t>(config, file, "max_position_embeddings", 32768);
+  const auto length = [&](const json& in, const char* key, std::int64_t otherwise) {
+    return in.contains(key) && !in[key].is_null() ? need_size(in, file, key, kMostTokens)
+                                                  : otherwise;
+  };
+  shape.original_context = length(config, "max_position_embeddings", kDefaultContext);
   const std::string type = rope.contains("rope_type")
                                ? need<std::string>(rope, file, "rope_type")
                                : optional<std::string>(rope, file, "type", "default");
   if (type == "default") return;
-  shape.original_context = optional<std::int64_t>(rope, file, "original_max_position_embeddings",
-                                                  shape.original_context);
+  // As Transformers ranks them: the model's own key before that of its rope.
+  const std::int64_t own = length(config, "original_max_position_embeddings", 0),
+                     of_rope = length(rope, "original_max_position_embeddings", 0);
+  require(own > 0 || of_rope > 0 || length(config, "max_position_embeddings", 0) > 0,
+          "{}: {} rope, and neither \"original_max_position_embeddings\" nor "
+          "\"max_position_embeddings\" says for which length the model was trained",
+          file, type);
+  if (own > 0 || of_rope > 0) shape.original_context = own > 0 ? own : of_rope;
   // What differs from the published definition is refused: the same weights would give other
   // logits.
   const auto expect = [&](const char* key, double value) {
@@ -148,6 +162,8 @@ json config_of(const ModelShape& shape, const std::string& dtype) {
                  {"rms_norm_eps", shape.rms_eps},
                  {"rope_theta", shape.rope_theta},
                  {"tie_word_embeddings", shape.tied_embedding},
+                 {"bos_token_id", nullptr},  // else those of Transformers' class
+                 {"eos_token_id", nullptr},
                  {"max_position_embeddings", shape.original_context},
                  {"torch_dtype", dtype == "BF16" ? "bfloat16" : "float32"}};
   if (shape.yarn_factor != 1)
@@ -182,15 +198,19 @@ void require_full_attention(const json& config, const std::string& file, const s
   if (type == "mistral")
     slides = !config.contains("sliding_window") || !config["sliding_window"].is_null();
   const json layers = optional(config, file, "layer_types", json::array());
+  require(layers.is_array(), "{}: \"layer_types\" = {} is no list", file, layers.dump());
   for (const json& layer : layers) slides = slides || layer != "full_attention";
   require(!slides,
           "{}: sliding-window attention is not supported; of Mistral, models from v0.2 on have "
           "\"sliding_window\": null",
           file);
+  require(optional(config, file, "is_causal", true),
+          "{}: \"is_causal\" = false: a model whose tokens see later ones is not supported", file);
 }
 
 /// What generation needs beside weights: files as they are, and ids of config.json.
-void carry_over(const std::string& base, const std::string& dir, json& config) {
+void carry_over(const std::string& base, const std::string& dir, const ModelShape& shape,
+                json& config) {
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
         "chat_template.jinja", "chat_template.json", "generation_config.json", "vocab.json",
@@ -215,10 +235,11 @@ void carry_over(const std::string& base, const std::string& dir, json& config) {
     config["sliding_window"] = nullptr;
   }
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
-    if (stated.contains(key) && !stated[key].is_null()) config[key] = stated[key];
+    if (stated.contains(key)) config[key] = stated[key];
+  // It does not follow from the rope, unless that was changed.
   const char* length = "max_position_embeddings";
   if (stated.contains(length) && stated[length].is_number() && config.contains("rope_scaling") &&
-      config["rope_scaling"]["rope_type"] == "llama3")
+      read_huggingface_config(base).yarn_factor == shape.yarn_factor)
     config[length] = stated[length];
 }
 
@@ -286,11 +307,37 @@ ModelShape read_huggingface_config(const std::string& dir) {
   return shape;
 }
 
+namespace {
+
+/// A tied model's file may hold its head too, of the embedding's values: of others it would be
+/// another model.
+void require_tied(bool same, const std::string& dir) {
+  require(same,
+          "{}: {} differs from {}, which config.json ties it to; set \"tie_word_embeddings\" to "
+          "false there, or take the head out",
+          dir, kHead, kEmbedding);
+}
+template <class T>
+void require_tied_head(const Safetensors& source, const std::string& dir, std::int64_t begin,
+                       std::span<const T> values) {
+  std::vector<T> head(std::min<std::size_t>(values.size(), 1 << 20));
+  for (std::size_t at = 0; at < values.size(); at += head.size()) {
+    const std::size_t n = std::min(head.size(), values.size() - at);
+    source.read(kHead, begin + static_cast<std::int64_t>(at), std::span(head).first(n));
+    require_tied(std::equal(head.begin(), head.begin() + static_cast<std::ptrdiff_t>(n),
+                            values.begin() + static_cast<std::ptrdiff_t>(at)),
+                 dir);
+  }
+}
+
+}  // namespace
+
 void read_huggingface_weights(const std::string& dir, const std::vector<Parameter>& table,
                               std::int64_t begin, std::int64_t end, Tensor& out) {
   const Safetensors source(dir);
-  std::set<std::string> known = {"lm_head.weight"};  // a tied model's file may hold it too
+  std::set<std::string> known;
   for (const Parameter& parameter : table) known.insert(parameter.name);
+  const bool tied_head = known.insert(kHead).second && source.contains(kHead);
   for (const std::string& name : source.names())
     require(known.count(name) != 0 || name.ends_with(".rotary_emb.inv_freq"),
             "{}: holds tensor {}, which the model of its config.json does not have", dir, name);
@@ -299,6 +346,8 @@ void read_huggingface_weights(const std::string& dir, const std::vector<Paramete
     const SafetensorsEntry& entry = source.entry(parameter.name);
     require(entry.shape == parameter.shape, "{}: tensor {} has shape [{}], the model needs [{}]",
             dir, parameter.name, fmt::join(entry.shape, ", "), fmt::join(parameter.shape, ", "));
+    const bool ties = tied_head && parameter.name == kEmbedding;
+    if (ties) require_tied(source.entry(kHead).shape == parameter.shape, dir);
     const std::int64_t first = std::max(begin, offset),
                        last = std::min(end, offset + parameter.numel());
     if (first < last)
@@ -309,6 +358,10 @@ void read_huggingface_weights(const std::string& dir, const std::vector<Paramete
         for (std::int64_t i = first; i < last; ++i)
           require(std::isfinite(out.data<T>()[i - begin]), "{}: tensor {}: element {} is {}", dir,
                   parameter.name, i - offset, out.data<T>()[i - begin]);
+        if (ties)
+          require_tied_head<T>(
+              source, dir, first - offset,
+              {out.data<T>() + (first - begin), static_cast<std::size_t>(last - first)});
       });
     offset += parameter.numel();
   }
@@ -363,7 +416,7 @@ void write_huggingface(const std::string& dir, const ModelShape& shape,
     write_json_file(dir + "/" + kIndexFile,
                     {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}});
   json config = config_of(shape, dtype);
-  if (!base.empty()) carry_over(base, dir, config);
+  if (!base.empty()) carry_over(base, dir, shape, config);
   write_json_file(dir + "/config.json", config);  // last: its presence says the folder is whole
 }
 

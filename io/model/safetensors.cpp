@@ -205,6 +205,10 @@ Safetensors::Safetensors(const std::string& path) {
   }
   const std::string index = path + "/" + kIndexFile;
   if (!fs::exists(index)) {
+    require(fs::exists(path + "/model.safetensors") || !fs::exists(path + "/pytorch_model.bin"),
+            "{}: holds pytorch_model.bin and no safetensors, which are what is read; Transformers' "
+            "save_pretrained writes them",
+            path);
     check_inside(path, path, "model.safetensors");
     add_file(path + "/model.safetensors");
     return;

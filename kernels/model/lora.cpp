@@ -4,7 +4,6 @@
 
 #include "core/base/random.hpp"
 #include "kernels/ops/dropout.hpp"
-#include "kernels/ops/elementwise.hpp"
 #include "kernels/ops/linear.hpp"
 
 namespace ballast {
@@ -34,8 +33,7 @@ Tensor LoraLinear::projected(const Adapter& adapter, const Tensor& dropped_x,
                              Workspace& workspace) const {
   Tensor h =
       workspace.take("lora projected", {dropped_x.size(0), options_.rank}, dropped_x.dtype());
-  linear_forward(dropped_x, adapter.a, {}, h);
-  dropout(h, {}, 0, 0, options_.scale(), h);
+  linear_forward(dropped_x, adapter.a, {}, h, {.scale = options_.scale()});
   return h;
 }
 
@@ -43,30 +41,30 @@ void LoraLinear::forward(const Tensor& x, const Tensor& keys, Tensor& y,
                          Workspace& workspace) const {
   for (const Adapter& adapter : adapters_) {
     const Tensor h = projected(adapter, dropped(adapter, x, keys, workspace), workspace);
-    Tensor added =
-        workspace.take("lora output", {x.size(0), adapter.end - adapter.begin}, x.dtype());
-    linear_forward(h, adapter.b, {}, added);
     Tensor part = y.narrow(1, adapter.begin, adapter.end);
-    ballast::add(part, added, part);
+    linear_forward(h, adapter.b, {}, part, {.accumulate = true});
   }
 }
 
 Tensor LoraLinear::projected_gradient(const Adapter& adapter, const Tensor& dy,
                                       Workspace& workspace) const {
   Tensor dh = workspace.take("lora d_projected", {dy.size(0), options_.rank}, dy.dtype());
-  linear_input_gradient(dy.narrow(1, adapter.begin, adapter.end), adapter.b, dh);
-  dropout(dh, {}, 0, 0, options_.scale(), dh);
+  linear_input_gradient(dy.narrow(1, adapter.begin, adapter.end), adapter.b, dh,
+                        {.scale = options_.scale()});
   return dh;
 }
 
 void LoraLinear::input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx,
                                 Workspace& workspace) const {
   for (const Adapter& adapter : adapters_) {
+    const Tensor dh = projected_gradient(adapter, dy, workspace);
+    if (options_.dropout == 0 || !keys.defined()) {
+      linear_input_gradient(dh, adapter.a, dx, {.accumulate = true});
+      continue;
+    }
     Tensor through = workspace.take("lora d_input", dx.shape(), dx.dtype());
-    linear_input_gradient(projected_gradient(adapter, dy, workspace), adapter.a, through);
-    if (options_.dropout > 0 && keys.defined())
-      dropout(through, keys, adapter.stream, options_.dropout, 1 / (1 - options_.dropout), through);
-    ballast::add(dx, through, dx);
+    linear_input_gradient(dh, adapter.a, through);
+    dropout(through, keys, adapter.stream, options_.dropout, 1 / (1 - options_.dropout), dx, true);
   }
 }
 

@@ -1,5 +1,5 @@
 // Low-rank adapters of one joined matrix (core/model/lora_options): what they add to its product,
-// forward and backward.  Composed of linear, dropout and add, so it has no backend code of its own;
+// forward and backward.  Composed of linear and dropout, so it has no backend code of its own;
 // backward recomputes A x instead of keeping it.
 #pragma once
 #include <cstdint>

@@ -15,7 +15,8 @@ namespace {
 using blas::gemm;
 
 template <class T>
-void forward(const Tensor& x_, const Tensor& w_, const Tensor& bias_, Tensor& y_) {
+void forward(const Tensor& x_, const Tensor& w_, const Tensor& bias_, Tensor& y_,
+             const ProductOut& out) {
   const auto x = matrix<const T>(x_), w = matrix<const T>(w_);
   const auto y = matrix<T>(y_);
   if (y.rows() == 0) return;
@@ -24,17 +25,19 @@ void forward(const Tensor& x_, const Tensor& w_, const Tensor& bias_, Tensor& y_
     parallel_for("linear bias", y.rows(),
                  [=](std::int64_t i) { std::copy_n(bias.data(), y.columns(), y.row(i)); });
   }
-  gemm(CblasNoTrans, CblasTrans, y.rows(), y.columns(), x.columns(), T(1), x.row(0), x.row_stride(),
-       w.row(0), w.row_stride(), bias_.defined() ? T(1) : T(0), y.row(0), y.row_stride());
+  gemm(CblasNoTrans, CblasTrans, y.rows(), y.columns(), x.columns(), static_cast<T>(out.scale),
+       x.row(0), x.row_stride(), w.row(0), w.row_stride(),
+       bias_.defined() || out.accumulate ? T(1) : T(0), y.row(0), y.row_stride());
 }
 
 template <class T>
-void input_gradient(const Tensor& dy_, const Tensor& w_, Tensor& dx_) {
+void input_gradient(const Tensor& dy_, const Tensor& w_, Tensor& dx_, const ProductOut& out) {
   const auto dy = matrix<const T>(dy_), w = matrix<const T>(w_);
   const auto dx = matrix<T>(dx_);
   if (dx.rows() == 0) return;
-  gemm(CblasNoTrans, CblasNoTrans, dx.rows(), dx.columns(), dy.columns(), T(1), dy.row(0),
-       dy.row_stride(), w.row(0), w.row_stride(), T(0), dx.row(0), dx.row_stride());
+  gemm(CblasNoTrans, CblasNoTrans, dx.rows(), dx.columns(), dy.columns(), static_cast<T>(out.scale),
+       dy.row(0), dy.row_stride(), w.row(0), w.row_stride(), out.accumulate ? T(1) : T(0),
+       dx.row(0), dx.row_stride());
 }
 
 /// A few rows of dW at a time, as sums in T before they are rounded.
@@ -103,19 +106,22 @@ void check(const char* what, const Tensor& x, const Tensor& w, const Tensor& y) 
 }
 }  // namespace
 
-void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
+void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y,
+                    const ProductOut& out) {
   check("linear_forward", x, w, y);
   require(!bias.defined() || bias.numel() == w.size(0),
           "linear_forward: bias {} does not fit weight {}", to_string(bias.shape()),
           to_string(w.shape()));
-  BALLAST_ON_CUDA(x, linear_forward(x, w, bias, y));
-  dispatch_float(x.dtype(), [&](auto t) { host::forward<decltype(t)>(x, w, bias, y); });
+  require(!bias.defined() || (out.scale == 1 && !out.accumulate),
+          "linear_forward: a bias, and an output that is scaled or added to");
+  BALLAST_ON_CUDA(x, linear_forward(x, w, bias, y, out));
+  dispatch_float(x.dtype(), [&](auto t) { host::forward<decltype(t)>(x, w, bias, y, out); });
 }
 
-void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx) {
+void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx, const ProductOut& out) {
   check("linear_input_gradient", dx, w, dy);
-  BALLAST_ON_CUDA(dy, linear_input_gradient(dy, w, dx));
-  dispatch_float(dy.dtype(), [&](auto t) { host::input_gradient<decltype(t)>(dy, w, dx); });
+  BALLAST_ON_CUDA(dy, linear_input_gradient(dy, w, dx, out));
+  dispatch_float(dy.dtype(), [&](auto t) { host::input_gradient<decltype(t)>(dy, w, dx, out); });
 }
 
 void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& dw) {

@@ -8,10 +8,18 @@
 
 namespace ballast {
 
-/// y = x w^T (+ bias where defined); overwrites y.
-void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
-/// dx = dy w; overwrites dx.
-void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx);
+/// How a product reaches its output: times `scale`, in place of what is there or added to it.
+struct ProductOut {
+  double scale = 1;
+  bool accumulate = false;
+};
+
+/// y = x w^T (+ bias where defined, with the default `out` alone).
+void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y,
+                    const ProductOut& out = {});
+/// dx = dy w.
+void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx,
+                           const ProductOut& out = {});
 /// dw = or += dy^T x.
 void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& dw);
 /// db = or += sum of dy over tokens, summed in fp64 in token order before it is added.

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -32,8 +33,11 @@ LibraryWatch::LibraryWatch(double limit_s, std::string message, int status) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread(
-      [this, limit_s, message = std::move(message), status] { watch(limit_s, message, status); });
+  try {
+    thread_ = std::thread(
+        [this, limit_s, message = std::move(message), status] { watch(limit_s, message, status); });
+  } catch (const std::system_error&) {  // no more threads: nobody watches
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -43,7 +47,7 @@ LibraryWatch::~LibraryWatch() {
     over_ = true;
   }
   changed_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void LibraryWatch::watch(double limit_s, const std::string& message, int status) {

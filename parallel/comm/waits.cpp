@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 #include "core/base/wait_clock.hpp"
@@ -76,13 +77,18 @@ void say_last(const std::string& message) {
   print("ballast: " + line);
   if (!g_last_words) return;
   const auto done = std::make_shared<std::atomic<bool>>(false);
-  std::thread([done, line] {
+  const auto speak = [done, line] {
     try {
       g_last_words(line);
     } catch (...) {  // the message stands
     }
     *done = true;
-  }).detach();
+  };
+  try {
+    std::thread(speak).detach();
+  } catch (const std::system_error&) {  // no more threads
+    speak();
+  }
   for (int i = 0; i < 200 && !*done; ++i) usleep(10000);
 }
 

@@ -8,7 +8,7 @@ import subprocess
 import time
 import unittest
 
-from runs import RunCase
+from runs import BALLAST, RunCase
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OLD = """[run]
@@ -113,6 +113,53 @@ class Checkpoints(RunCase):
         self.run_ballast(2, "train", deck, "-d", run)
         again = self.run_ballast(2, "train", deck, "-d", run, status=1)
         self.assertIn("already holds a run", again.stderr)
+        os.remove(os.path.join(run, "log.txt"))  # its checkpoints tell as well
+        again = self.run_ballast(2, "train", deck, "-d", run, status=1)
+        self.assertIn("already holds a run", again.stderr)
+
+    def test_a_run_whose_folder_is_taken_away_leaves_the_next_one_alone(self):
+        deck, run = self.deck(steps=100000, every=1), self.out("moved")
+        process = self.start(2, "train", deck, "-d", run)
+        try:
+            self.wait_for_checkpoint(process, run)
+            os.remove(os.path.join(run, "lock"))  # made again: it is nobody else's
+            time.sleep(0.3)
+            self.assertIsNone(process.poll())
+            self.assertTrue(os.path.exists(os.path.join(run, "lock")))
+            os.rename(run, run + "-kept")
+            os.makedirs(os.path.join(run, "checkpoints"))
+            self.assertEqual(process.wait(60), 1)
+        finally:
+            self.stop_group(process)
+        self.assertFalse(os.path.exists(os.path.join(run, "status.json")))
+        self.run_ballast(2, "train", deck, "-d", run, "run.steps=1")
+        kept = self.run_ballast(
+            2, "train", deck, "-d", run + "-kept", "-r", "latest", "run.steps=1"
+        )
+        self.assertIn("continues " + run + "-kept", kept.stdout)
+
+    def test_a_deck_that_cannot_be_kept_and_a_pipe_among_checkpoints_cost_nothing(self):
+        deck, run = self.deck(steps=2), self.out("odd")
+        self.run_ballast(2, "train", deck, "-d", run)
+        os.remove(os.path.join(run, "deck.toml"))
+        os.mkdir(os.path.join(run, "deck.toml"))
+        os.mkfifo(os.path.join(run, "checkpoints", "step_00000300.h5"))
+        done = self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=4")
+        self.assertIn("deck.toml: is no regular file", done.stdout + done.stderr)
+        self.assertIn("step_00000300.h5", done.stdout + done.stderr)
+        self.assertIn("finished after step 4", done.stdout)
+
+    def test_what_standard_output_does_not_take_is_told(self):
+        deck = self.deck(steps=2)
+        for command, status in (("check", 1), ("train", 0)):
+            with open("/dev/full", "w") as full:
+                line = [BALLAST, command, deck]
+                line += ["mesh.dp=1", "-d", self.out("full")] if command == "train" else []
+                done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertIn("standard output cannot be written", done.stderr)
+        done = self.run_ballast(2, "train", deck, "-t", "", status=None)
+        self.assertIn("is a variable of a script unset?", done.stderr)
 
     def test_latest_follows_the_branch_that_was_continued_last(self):
         deck, run = self.deck(steps=8), self.out("run")

@@ -121,6 +121,14 @@ class Tools(Odd):
         more += [{"function_call": one} for one in (shapes[1]["function"], shapes[1])]
         rows = [[self.CHAT[0], {"role": "assistant", "content": None, **m}] for m in more]
         self.assertEqual(self.learnt(rows), [json.dumps(shapes[0]) + TOLD] * len(rows))
+        # Templates that write a content, and that tell calls by one that is none.
+        told = "(m.tool_calls | tojson if m.tool_calls else '')"
+        writes, tells = "{{ m.content }}{{ " + told + " }}", "{{ m['content'] + '' }}"
+        tells = "{% if m['content'] is none %}{{ " + told + " }}{% else %}" + tells + "{% endif %}"
+        for body in (writes, tells):
+            source = PLAIN.replace("{{ m['content'] + ", body + "{{ ")
+            self.change("tokenizer_config.json", lambda c: c.update(chat_template=source))
+            self.assertEqual(self.learnt(rows[:1]), [json.dumps(shapes[0]) + TOLD])
         for bad, words in ((3, "tool_calls: a int"), ([{"id": 1}], "names no function")):
             row = [self.CHAT[0], {"role": "assistant", "content": "x", "tool_calls": bad}]
             self.refused(json.dumps(row).encode(), "odd.jsonl:1: ", words)

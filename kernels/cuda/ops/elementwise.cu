@@ -209,25 +209,44 @@ void convert(const void* x, std::int64_t x_stride, void* y, std::int64_t y_strid
          static_cast<const X*>(x), x_stride, static_cast<Y*>(y), y_stride, rows * width, width);
 }
 
-// A thread draws once for four neighbouring columns.
-__global__ void dropout_kernel(const __nv_bfloat16* x, std::int64_t x_stride,
-                               const std::int64_t* keys, std::uint64_t stream_id,
-                               std::uint32_t threshold, float scale, __nv_bfloat16* y,
-                               std::int64_t y_stride, std::int64_t n, std::int64_t width) {
+constexpr int kDropoutGroups = 2;  // of four columns, a thread
+
+// A thread draws once for four neighbouring columns.  Rows are the grid's second dimension.
+template <bool kQuads, bool kAdd>
+__global__ void __launch_bounds__(kThreads)
+    dropout_kernel(const __nv_bfloat16* x, std::int64_t x_stride, const std::int64_t* keys,
+                   std::uint64_t stream_id, std::uint32_t threshold, float scale, __nv_bfloat16* y,
+                   std::int64_t y_stride, std::int64_t rows, std::int64_t width) {
   await_earlier_work();
-  const std::int64_t groups = (width + 3) / 4;
-  for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
-    const std::int64_t row = i / groups, group = i % groups;
-    std::uint32_t words[4] = {threshold, threshold, threshold, threshold};
-    if (keys) {
-      const auto drawn = philox(stream_id, static_cast<std::uint64_t>(keys[row]),
-                                static_cast<std::uint64_t>(group));
-      for (int w = 0; w < 4; ++w) words[w] = drawn[w];
-    }
-    for (int w = 0; w < 4 && 4 * group + w < width; ++w) {
-      const std::int64_t c = 4 * group + w;
-      y[row * y_stride + c] = __float2bfloat16_rn(
-          words[w] >= threshold ? scale * __bfloat162float(x[row * x_stride + c]) : 0.0f);
+  for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const __nv_bfloat16* from = x + row * x_stride;
+    __nv_bfloat16* to = y + row * y_stride;
+    const auto key = static_cast<std::uint64_t>(keys ? keys[row] : 0);
+#pragma unroll
+    for (int k = 0; k < kDropoutGroups; ++k) {
+      const std::int64_t group =
+          (blockIdx.x * std::int64_t{kDropoutGroups} + k) * kThreads + threadIdx.x;
+      const std::int64_t c = 4 * group;
+      if (c >= width) break;
+      std::uint32_t words[4] = {threshold, threshold, threshold, threshold};
+      if (keys) {
+        const auto drawn = philox(stream_id, key, static_cast<std::uint64_t>(group));
+        for (int w = 0; w < 4; ++w) words[w] = drawn[w];
+      }
+      const auto result = [&](int w, float in, float before) {
+        const float value = words[w] >= threshold ? scale * in : 0.0f;
+        return kAdd ? before + value : value;
+      };
+      if constexpr (kQuads) {
+        const float4 in = load_four(from + c);
+        const float4 before = kAdd ? load_four(to + c) : float4{};
+        store_four(to + c, result(0, in.x, before.x), result(1, in.y, before.y),
+                   result(2, in.z, before.z), result(3, in.w, before.w));
+      } else {
+        for (int w = 0; w < 4 && c + w < width; ++w)
+          to[c + w] = __float2bfloat16_rn(
+              result(w, __bfloat162float(from[c + w]), kAdd ? __bfloat162float(to[c + w]) : 0.0f));
+      }
     }
   }
 }
@@ -249,12 +268,18 @@ cudaError_t fill_normal(Bf16* out, std::int64_t n, double std, std::uint64_t see
 
 cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* keys,
                     std::uint64_t stream_id, std::uint32_t threshold, float scale, Bf16* y,
-                    std::int64_t y_stride, std::int64_t rows, std::int64_t width,
+                    std::int64_t y_stride, bool accumulate, std::int64_t rows, std::int64_t width,
                     cudaStream_t stream) {
-  const std::int64_t n = rows * ((width + 3) / 4);
-  if (n > 0)
-    launch(dropout_kernel, blocks_for(n), kThreads, 0, stream, x, x_stride, keys, stream_id,
-           threshold, scale, y, y_stride, n, width);
+  if (rows * width == 0) return cudaSuccess;
+  constexpr int kColumns = 4 * kDropoutGroups * kThreads, kMostRows = 65535;  // a grid's
+  const dim3 blocks(static_cast<unsigned>((width + kColumns - 1) / kColumns),
+                    static_cast<unsigned>(rows < kMostRows ? rows : kMostRows));
+  const bool quads = in_quads(x, x_stride, width) && in_quads(y, y_stride, width);
+  const auto kernel =
+      quads ? (accumulate ? dropout_kernel<true, true> : dropout_kernel<true, false>)
+            : (accumulate ? dropout_kernel<false, true> : dropout_kernel<false, false>);
+  launch(kernel, blocks, kThreads, 0, stream, x, x_stride, keys, stream_id, threshold, scale, y,
+         y_stride, rows, width);
   return cudaGetLastError();
 }
 

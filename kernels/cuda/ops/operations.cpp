@@ -73,7 +73,8 @@ double read_double(F&& reduce) {
 
 }  // namespace
 
-void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
+void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y,
+                    const ProductOut& out) {
   gemm({.m = x.size(0),
         .n = w.size(0),
         .k = w.size(1),
@@ -85,10 +86,12 @@ void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor
         .transpose_b = true,
         .c = bf16_of(y),
         .ldc = row_stride(y),
+        .alpha = static_cast<float>(out.scale),
+        .beta = out.accumulate ? 1.0f : 0.0f,
         .bias = bias.defined() ? bf16_of(bias) : nullptr});
 }
 
-void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx) {
+void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx, const ProductOut& out) {
   gemm({.m = dy.size(0),
         .n = w.size(1),
         .k = w.size(0),
@@ -98,7 +101,9 @@ void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx) {
         .b = bf16_of(w),
         .ldb = row_stride(w),
         .c = bf16_of(dx),
-        .ldc = row_stride(dx)});
+        .ldc = row_stride(dx),
+        .alpha = static_cast<float>(out.scale),
+        .beta = out.accumulate ? 1.0f : 0.0f});
 }
 
 void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& target) {
@@ -301,10 +306,10 @@ double sum_losses(const Tensor& token_loss) {
 }
 
 void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream_id, double rate,
-             double scale, Tensor& y) {
+             double scale, Tensor& y, bool accumulate) {
   check(dropout(bf16_of(x), row_stride(x), rate > 0 ? keys.data<std::int64_t>() : nullptr,
                 stream_id, dropout_threshold(rate), static_cast<float>(scale), bf16_of(y),
-                row_stride(y), x.size(0), x.size(1), stream()),
+                row_stride(y), accumulate, x.size(0), x.size(1), stream()),
         "dropout");
 }
 

@@ -10,6 +10,7 @@
 #include "core/plan/attention/attention_work.hpp"
 #include "kernels/ops/adamw.hpp"
 #include "kernels/ops/gradient_target.hpp"
+#include "kernels/ops/linear.hpp"
 #include "kernels/ops/muon.hpp"
 #include "kernels/ops/qk_norm.hpp"
 #include "kernels/ops/rope.hpp"
@@ -30,8 +31,9 @@ class RecallScores;
 
 namespace ballast::cuda {
 
-void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
-void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx);
+void linear_forward(const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y,
+                    const ProductOut& out);
+void linear_input_gradient(const Tensor& dy, const Tensor& w, Tensor& dx, const ProductOut& out);
 void linear_weight_gradient(const Tensor& x, const Tensor& dy, const GradientTarget& dw);
 void linear_bias_gradient(const Tensor& dy, const GradientTarget& db);
 
@@ -85,7 +87,7 @@ void cross_entropy_with_gradient(const Tensor& targets, double scale, const Tens
 double sum_losses(const Tensor& token_loss);
 
 void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream, double rate, double scale,
-             Tensor& y);
+             Tensor& y, bool accumulate);
 void fill_normal(Tensor& out, double std, std::uint64_t seed, std::uint64_t stream);
 void add(const Tensor& a, const Tensor& b, Tensor& out);
 void copy_rows(const Tensor& from, Tensor& to);

@@ -193,11 +193,11 @@ cudaError_t sum_of_squares(const T* x, std::int64_t n, double* partial, double* 
 cudaError_t sum(const float* x, std::int64_t n, double* partial, double* result,
                 cudaStream_t stream);
 
-/// y = scale x where (stream, keys[row], column) lets the element stay, else 0
+/// y = or += scale x where (stream, keys[row], column) lets the element stay, else 0
 /// (kernels/ops/dropout.hpp); null keys: all stay.  Strides in elements; y may be x.
 cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* keys,
                     std::uint64_t stream_id, std::uint32_t threshold, float scale, Bf16* y,
-                    std::int64_t y_stride, std::int64_t rows, std::int64_t width,
+                    std::int64_t y_stride, bool accumulate, std::int64_t rows, std::int64_t width,
                     cudaStream_t stream);
 
 /// out[i] = std * random_normal(seed, stream_id, i), rounded as the host's fp32 to bf16.

@@ -103,6 +103,8 @@ void expect_lengths(std::int64_t most);
 void try_products_after(double flops);
 /// Whether trials wait until they are due again, so that what is recorded holds none.
 void hold_trials(bool held);
+/// Shapes whose algorithms have been tried so far.
+std::int64_t products_tried();
 
 /// Row-major C [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C by cuBLASLt: A and B bf16, fp32
 /// accumulation, C bf16 or fp32. Leading dimensions in elements.  `bias` (bf16, [n]) is added when

@@ -72,6 +72,7 @@ struct Library {
 };
 
 bool trials_held = false;
+std::int64_t trials_made = 0;
 
 Library& library() {
   static Library lib;
@@ -241,6 +242,7 @@ void try_rivals(Plan& plan, const Operands& of) {
   const auto rivals = std::exchange(plan.rivals, {});
   auto* memory = static_cast<std::byte*>(trial_memory(kSumBytes + of.bytes));
   if (memory == nullptr) return;
+  ++trials_made;
   std::byte* result = memory + kSumBytes;
   std::vector<Trial> trials = near_fastest(plan, rivals, of, result);
   for (int round = 0; trials.size() > 1 && round < kSustainedRounds; ++round) {
@@ -408,6 +410,8 @@ void expect_lengths(std::int64_t most) { library().most_tokens = most; }
 void try_products_after(double flops) { library().trial_work = flops; }
 
 void hold_trials(bool held) { trials_held = held; }
+
+std::int64_t products_tried() { return trials_made; }
 
 void gemm(const Gemm& g) {
   if (g.m == 0 || g.n == 0) return;

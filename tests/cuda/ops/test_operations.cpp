@@ -30,36 +30,6 @@ const DType b16 = DType::bf16, f32 = DType::f32, f64 = DType::f64;
 
 using Operations = CudaTest;
 
-TEST_F(Operations, Linear) {
-  for (const auto& [t, in, out] : {std::tuple{1, 64, 32}, {77, 256, 128}, {513, 896, 1152}}) {
-    const Tensor x = random({t, in}), w = random({out, in}, 0.05), bias = random({out}),
-                 dy = random({t, out});
-    Tensor y = Tensor::empty({t, out}, f64), dx = Tensor::empty({t, in}, f64),
-           dw = random({out, in}), db = random({out});
-    Tensor y_gpu = unwritten({t, out}, b16), dx_gpu = unwritten({t, in}, b16),
-           dw_gpu = to_gpu(dw, f32), db_gpu = to_gpu(db, f32);
-    const Tensor x_gpu = to_gpu(x, b16), w_gpu = to_gpu(w, b16), dy_gpu = to_gpu(dy, b16);
-    linear_forward(x, w, bias, y);
-    linear_forward(x_gpu, w_gpu, to_gpu(bias, b16), y_gpu);
-    EXPECT_CLOSE(y_gpu, y, kBf16);
-    linear_input_gradient(dy, w, dx);
-    linear_input_gradient(dy_gpu, w_gpu, dx_gpu);
-    EXPECT_CLOSE(dx_gpu, dx, kBf16);
-    linear_weight_gradient(x, dy, dw);
-    linear_weight_gradient(x_gpu, dy_gpu, dw_gpu);
-    EXPECT_CLOSE(dw_gpu, dw, kFp32);
-    linear_bias_gradient(dy, db);
-    linear_bias_gradient(dy_gpu, db_gpu);
-    EXPECT_CLOSE(db_gpu, db, kFp32);
-    linear_weight_gradient(x, dy, {dw, false});
-    linear_weight_gradient(x_gpu, dy_gpu, {dw_gpu, false});
-    EXPECT_CLOSE(dw_gpu, dw, kFp32);
-    linear_bias_gradient(dy, {db, false});
-    linear_bias_gradient(dy_gpu, {db_gpu, false});
-    EXPECT_CLOSE(db_gpu, db, kFp32);
-  }
-}
-
 /// What bytes and scales stand for, as fp64; `transposed`: rows of the bytes are columns of x.
 Tensor values_of(const Tensor& bytes, const Tensor& scales, std::int64_t rows, std::int64_t columns,
                  bool transposed) {
@@ -410,24 +380,31 @@ TEST_F(Operations, CrossEntropyCorrect) {
 }
 
 TEST_F(Operations, Dropout) {
-  const std::int64_t t = 129, width = 203;
-  const Tensor x = random({t, width}), wide_gpu = to_gpu(random({t, width + 5}), b16);
+  const std::int64_t t = 129;
   Tensor keys = Tensor::empty({t}, DType::i64);
   for (std::int64_t i = 0; i < t; ++i)
     keys.data<std::int64_t>()[i] =
         static_cast<std::int64_t>(rng()) * static_cast<std::int64_t>(rng());
-  for (const double rate : {0.0, 0.1, 0.75}) {
-    Tensor y = Tensor::empty({t, width}, f64), y_gpu = wide_gpu.narrow(1, 5, 5 + width);
-    dropout(x, keys, 1234567, rate, 1.5, y);
-    dropout(to_gpu(x, b16), keys.to(*gpu), 1234567, rate, 1.5, y_gpu);
-    Tensor dense = unwritten({t, width}, b16);
-    copy_rows(y_gpu, dense);
-    EXPECT_CLOSE(dense, y, kBf16);
-    const Tensor found = to_host(dense);
-    for (std::int64_t i = 0; i < found.numel(); ++i)
-      ASSERT_EQ(found.data<double>()[i] == 0, y.data<double>()[i] == 0)
-          << "element " << i << ", seed " << seed;
-  }
+  // Columns one by one, or four at a time, of more rows' pieces than one.
+  for (const auto& [width, gap] :
+       {std::pair<std::int64_t, std::int64_t>{203, 5}, {204, 8}, {4104, 8}})
+    for (const double rate : {0.0, 0.1, 0.75}) {
+      const Tensor x = random({t, width}), wide_gpu = to_gpu(random({t, width + gap}), b16);
+      Tensor y = Tensor::empty({t, width}, f64), y_gpu = wide_gpu.narrow(1, gap, gap + width);
+      dropout(x, keys, 1234567, rate, 1.5, y);
+      dropout(to_gpu(x, b16), keys.to(*gpu), 1234567, rate, 1.5, y_gpu);
+      Tensor dense = unwritten({t, width}, b16);
+      copy_rows(y_gpu, dense);
+      EXPECT_CLOSE(dense, y, kBf16);
+      const Tensor found = to_host(dense);
+      for (std::int64_t i = 0; i < found.numel(); ++i)
+        ASSERT_EQ(found.data<double>()[i] == 0, y.data<double>()[i] == 0)
+            << "element " << i << ", width " << width << ", seed " << seed;
+      Tensor sum = random({t, width}), sum_gpu = to_gpu(sum, b16);
+      dropout(x, keys, 77, rate, 1.5, sum, true);
+      dropout(to_gpu(x, b16), keys.to(*gpu), 77, rate, 1.5, sum_gpu, true);
+      EXPECT_CLOSE(sum_gpu, sum, kBf16);
+    }
 }
 
 TEST_F(Operations, FirstValuesAreTheHosts) {

@@ -64,11 +64,11 @@ TEST_F(Products, NoAlgorithmIsTriedWhileKernelsAreRecorded) {
   const Tensor a = to_gpu(random({m, k}), DType::bf16), b = to_gpu(random({n, k}), DType::bf16);
   Tensor c = unwritten({m, n}, DType::bf16);
   cuda::try_products_after(0);
-  cuda::linear_forward(a, b, Tensor(), c);  // from here on the shape's trials are due early
+  cuda::linear_forward(a, b, Tensor(), c, {});  // from here on the shape's trials are due early
   cuda::try_products_after(cuda::TrialRule::kWork);
   gpu->synchronize();
   if (const std::string why = cuda::start_kernel_trace(); !why.empty()) GTEST_SKIP() << why;
-  for (int call = 0; call < 300; ++call) cuda::linear_forward(a, b, Tensor(), c);
+  for (int call = 0; call < 300; ++call) cuda::linear_forward(a, b, Tensor(), c, {});
   const cuda::KernelTrace trace = cuda::stop_kernel_trace();
   EXPECT_FALSE(trace.kernels.empty());
   for (const cuda::KernelTime& kernel : trace.kernels) {
@@ -86,8 +86,8 @@ TEST_F(Products, LengthsThatAreExpectedChangeNoBit) {
   const auto results = [&](std::int64_t tokens) {
     Tensor y = unwritten({tokens, n}, DType::bf16), dx = unwritten({tokens, k}, DType::bf16),
            dw = Tensor::zeros({n, k}, DType::f32, *gpu);
-    cuda::linear_forward(a.rows(0, tokens), w, Tensor(), y);
-    cuda::linear_input_gradient(dy.rows(0, tokens), w, dx);
+    cuda::linear_forward(a.rows(0, tokens), w, Tensor(), y, {});
+    cuda::linear_input_gradient(dy.rows(0, tokens), w, dx, {});
     for (const bool accumulate : {false, true})
       cuda::linear_weight_gradient(a.rows(0, tokens), dy.rows(0, tokens), {dw, accumulate});
     return std::array{y.to(host_device()), dx.to(host_device()), dw.to(host_device())};

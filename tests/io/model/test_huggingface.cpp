@@ -287,6 +287,75 @@ TEST_F(HuggingFace, TwoStatementsOfRopeMustAgree) {
     EXPECT_NE(bases.find(word), std::string::npos) << bases;
 }
 
+TEST_F(HuggingFace, TheModelsOwnLengthGoesBeforeItsRopes) {
+  write(dir + "/m", "F32", std::int64_t{1} << 30);
+  const std::string file = dir + "/m/config.json";
+  std::ifstream stream(file);
+  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const std::size_t length = text.find("  \"max_position_embeddings\"");
+  text.erase(length, text.find('\n', length) + 1 - length);
+  const auto read = [&](const std::string& more, const std::string& in_rope) -> std::string {
+    std::ofstream(file) << "{" << more << R"("rope_scaling": {"type": "yarn", "factor": 4.0)"
+                        << in_rope << "}," << text.substr(1);
+    try {
+      return std::to_string(read_huggingface_config(dir + "/m").original_context);
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  const std::string own = R"("original_max_position_embeddings": 32,)",
+                    at_most = R"("max_position_embeddings": 64,)",
+                    in_rope = R"(, "original_max_position_embeddings": 16)";
+  EXPECT_EQ(read(own + at_most, in_rope), "32");
+  EXPECT_EQ(read(own, ""), "32");
+  EXPECT_EQ(read(at_most, in_rope), "16");
+  EXPECT_EQ(read(at_most, ""), "64");
+  EXPECT_NE(read("", "").find("for which length"), std::string::npos) << read("", "");
+  EXPECT_NE(read(R"("original_max_position_embeddings": 32.5,)", "").find("whole number"),
+            std::string::npos);
+}
+
+TEST_F(HuggingFace, ATiedHeadOfOtherValuesIsAnotherModel) {
+  const std::vector<Parameter> table = parameter_table(small());  // not tied
+  const auto written = [&](const std::string& to, float more) {
+    write_huggingface(dir + to, small(), table, "F32", std::int64_t{1} << 30,
+                      [&](std::size_t p, std::int64_t begin, std::span<float> out) {
+                        const bool head = table[p].name == "lm_head.weight";
+                        for (std::size_t i = 0; i < out.size(); ++i)
+                          out[i] = value(head ? 0 : p, begin + static_cast<std::int64_t>(i));
+                        if (head && begin == 0) out[5] += more;
+                      });
+    std::ifstream stream(dir + to + "/config.json");
+    std::string text{std::istreambuf_iterator<char>(stream), {}};
+    const std::string untied = "\"tie_word_embeddings\": false";
+    text.replace(text.find(untied), untied.size(), "\"tie_word_embeddings\": true");
+    std::ofstream(dir + to + "/config.json") << text;
+    const std::vector<Parameter> tied = parameter_table(read_huggingface_config(dir + to));
+    std::int64_t n = 0;
+    for (const Parameter& parameter : tied) n += parameter.numel();
+    Tensor out = Tensor::empty({n}, DType::f32);
+    try {
+      read_huggingface_weights(dir + to, tied, 0, n, out);
+      return std::string();
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+  };
+  ASSERT_EQ(table[0].name, "model.embed_tokens.weight");
+  EXPECT_EQ(written("/same", 0), "");
+  EXPECT_NE(written("/other", 1).find("lm_head.weight differs"), std::string::npos);
+}
+
+TEST_F(HuggingFace, PicklesAreNamedWhereNothingElseIsThere) {
+  std::ofstream(dir + "/pytorch_model.bin") << "x";
+  try {
+    Safetensors source(dir);
+    FAIL() << "read";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("pytorch_model.bin"), std::string::npos) << e.what();
+  }
+}
+
 TEST_F(HuggingFace, DamagedFilesAreRefusedByName) {
   write(dir + "/m", "BF16", std::int64_t{1} << 30);
   const std::string path = dir + "/m/model.safetensors";
@@ -450,6 +519,10 @@ TEST_F(HuggingFace, SizesOfAConfigAreBoundedAsADecksAre) {
   for (const char* value : {"2147483648", "0", "-1", "2.5", "1e300"})
     EXPECT_NE(with("num_hidden_layers", value).find("num_hidden_layers"), std::string::npos)
         << value;
+  EXPECT_EQ(with("is_causal", "true"), "");
+  EXPECT_NE(with("is_causal", "false").find("is_causal"), std::string::npos);
+  EXPECT_EQ(with("layer_types", R"(["full_attention"])"), "");
+  EXPECT_NE(with("layer_types", R"("full_attention")").find("no list"), std::string::npos);
   EXPECT_NE(with("vocab_size", "99999999999").find("vocab_size"), std::string::npos);
   for (const char* value : {"5", "[]", "null", "\"x\""})
     EXPECT_NE(with("rope_parameters", value).find("rope_parameters"), std::string::npos) << value;

@@ -6,6 +6,7 @@
 
 #include "kernels/model/stage_model.hpp"
 #include "kernels/ops/dropout.hpp"
+#include "kernels/ops/elementwise.hpp"
 #include "tests/kernels/model/reference_model.hpp"
 #include "tests/kernels/ops/numeric.hpp"
 
@@ -207,6 +208,11 @@ TEST(Dropout, MasksFollowTokensAndPlacesAlone) {
   dropout(x, {}, 0, 0, 0.5, other);
   for (std::int64_t i = 0; i < y.numel(); ++i)
     ASSERT_EQ(element(other, i), static_cast<double>(static_cast<float>(0.5 * element(x, i))));
+  Tensor sum = Tensor::empty({tokens, width}, DType::f32);
+  copy_rows(x, sum);
+  dropout(x, keys, 5, 0.25, 2.0, sum, true);
+  for (std::int64_t i = 0; i < y.numel(); ++i)
+    ASSERT_NEAR(element(sum, i), element(x, i) + element(y, i), 1e-5);
   EXPECT_THROW(dropout(x, {}, 0, 0.1, 1, other), Error);
   EXPECT_THROW(dropout(x, keys, 0, 1.0, 1, other), Error);
 }

@@ -43,6 +43,27 @@ TEST_P(LinearOperation, LinearIsThreeLoops) {
   }
 }
 
+TEST_P(LinearOperation, ProductsAreScaledAndAdded) {
+  const Tensor x = strided(5, 7), w = draw.tensor({4, 7}, type), dy = strided(5, 4);
+  Tensor y = strided(5, 4), dx = strided(5, 7), plain_y = strided(5, 4), plain_dx = strided(5, 7);
+  const std::vector<double> y_before = elements(y), dx_before = elements(dx);
+  linear_forward(x, w, {}, plain_y);
+  linear_input_gradient(dy, w, plain_dx);
+  linear_forward(x, w, {}, y, {.scale = 0.75, .accumulate = true});
+  linear_input_gradient(dy, w, dx, {.scale = -1.5, .accumulate = true});
+  for (std::int64_t i = 0; i < y.numel(); ++i)
+    EXPECT_NEAR(element(y, i), y_before[i] + 0.75 * element(plain_y, i), 1e-5);
+  for (std::int64_t i = 0; i < dx.numel(); ++i)
+    EXPECT_NEAR(element(dx, i), dx_before[i] - 1.5 * element(plain_dx, i), 1e-5);
+  linear_forward(x, w, {}, y, {.scale = 0.75});
+  linear_input_gradient(dy, w, dx, {.scale = -1.5});
+  for (std::int64_t i = 0; i < y.numel(); ++i)
+    EXPECT_NEAR(element(y, i), 0.75 * element(plain_y, i), 1e-5);
+  for (std::int64_t i = 0; i < dx.numel(); ++i)
+    EXPECT_NEAR(element(dx, i), -1.5 * element(plain_dx, i), 1e-5);
+  EXPECT_THROW(linear_forward(x, w, draw.tensor({4}, type), y, {.accumulate = true}), Error);
+}
+
 TEST_P(LinearOperation, LinearLeavesWhatLiesBetweenRows) {
   Tensor wide = draw.tensor({4, 12}, type);
   const Tensor kept = wide.clone();
