@@ -203,6 +203,19 @@ def of_system(error, options):
     return text
 
 
+def printed(status):
+    """The status of a command whose lines standard output has, or does not take."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"ballast-data: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return status or 2
+    return status
+
+
 def main(argv):
     import importlib.util
 
@@ -222,10 +235,12 @@ def main(argv):
 
     try:
         if options.command == "build":
-            return build(options)
-        import show
+            status = build(options)
+        else:
+            import show
 
-        return show.show(options)
+            status = show.show(options)
+        return printed(status)
     except DataError as error:
         print(f"ballast-data: {error}", file=sys.stderr)
         return 2
@@ -241,6 +256,8 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    if sys.stdout is None:  # closed
+        sys.stdout = open(os.devnull, "w")
     # Names of files that are no UTF-8 are printed as they are.
     sys.stdout.reconfigure(errors="surrogateescape")
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,5 @@
 """ballast-report RUN_DIR... : imbalance report of one run, or of several side by side."""
+import os
 import sys
 
 sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
@@ -63,25 +64,45 @@ def main(argv):
         return 2
     try:
         if profiles:
-            show_profiles(profiles, args.out)
+            lines = show_profiles(profiles, args.out)
         else:
-            show_runs(args)
+            lines = show_runs(args)
     except ReportError as error:
         print(f"ballast-report: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         print(
             (
-                f"ballast-report: cannot write {error.filename or ''}: {error.strerror or error};"
-                " free some space there, or name another place (--out, --json, --perfetto)"
+                f"ballast-report: cannot write {error.filename or 'a file'}:"
+                f" {error.strerror or error}; free some space there, or name another place (--out,"
+                " --json, --perfetto)"
             ),
             file=sys.stderr,
         )
         return 1
+    return printed(lines)
+
+
+def printed(lines):
+    """Prints them and returns the status: 1 where standard output does not take them.  Whoever
+    closed a pipe has read enough."""
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(
+                f"ballast-report: standard output cannot be written: {error.strerror}",
+                file=sys.stderr,
+            )
+            return 1
     return 0
 
 
 def show_profiles(paths, out):
+    """Writes a page a profile; returns what to print."""
     from pathlib import Path
 
     import names
@@ -93,12 +114,15 @@ def show_profiles(paths, out):
         folders = [Path(out) / name for name in names.distinct([path.name for path in paths])]
     for folder in folders:
         output.refuse_targets(folder, [])
-    for path, folder in zip(paths, folders):
-        print(profile_page.write(path, profile_page.load(path), folder))
+    return [
+        profile_page.write(path, profile_page.load(path), folder)
+        for path, folder in zip(paths, folders)
+    ]
 
 
 def show_runs(args):
-    """One page over all runs, metrics.json beside it, and what else was asked for."""
+    """One page over all runs, metrics.json beside it, and what else was asked for; returns what to
+    print."""
     import json
     from pathlib import Path
 
@@ -137,10 +161,7 @@ def show_runs(args):
         output.write_text(target, text)
     if args.perfetto:
         perfetto.write(runs, args.perfetto)
-    for run in runs:
-        for note in run.notes:
-            print(f"note: {run.name}: {note}")
-    print(path)
+    return [f"note: {run.name}: {note}" for run in runs for note in run.notes] + [path]
 
 
 def clean(value):
@@ -156,6 +177,8 @@ if __name__ == "__main__":
             f"ballast-report: {sys.executable} lacks {', '.join(absent)}; install"
             f" {' '.join(absent)}, or name another interpreter in BALLAST_PYTHON"
         )
+    if sys.stdout is None:  # closed
+        sys.stdout = open(os.devnull, "w")
     # Names of files that are no UTF-8 are printed as they are.
     sys.stdout.reconfigure(errors="surrogateescape")
     sys.exit(main(sys.argv[1:]))

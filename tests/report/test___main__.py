@@ -28,6 +28,16 @@ class Outputs(support.RunTest):
             self.assertIn(f"cannot write {place}: ", said)
             self.assertIn("name another place", said)
 
+    def test_standard_output_is_named_where_it_fails(self):
+        run, folder = synthetic.known_run(self.folder / "run"), support.REPORT
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, folder, run], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("ballast-report: standard output cannot be written", done.stderr)
+        self.assertTrue((run / "report" / "report.html").exists())
+
     def run_with_files(self):
         """A run and all that it wrote for itself."""
         run = synthetic.known_run(self.folder / "run")
