@@ -84,13 +84,13 @@ RunFolder::RunFolder(const Communicator& world, const std::string& path, bool re
 
 bool RunFolder::stands() {
   if (lock_ < 0) return true;
-  const auto gone = [] { return errno == ENOENT || errno == ENOTDIR; };
+  // Storage that is away may come back: until then checkpoints fail.
   const auto folder = place_of(path_);
-  if (!folder) return !gone();
+  if (!folder) return true;
   if (*folder != place_) return false;
   const std::string file = path_ + "/lock";
   struct stat held {};
-  if (const auto there = place_of(file); there || !gone())
+  if (const auto there = place_of(file); there || errno != ENOENT)
     return !there || ::fstat(lock_, &held) != 0 ||
            *there == std::pair<std::uint64_t, std::uint64_t>{held.st_dev, held.st_ino};
   const int fresh = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);

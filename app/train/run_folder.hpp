@@ -19,8 +19,9 @@ class RunFolder {
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  /// Whether the folder is still where it was and locked by this run, as far as that can be told;
-  /// a lock file that somebody removed is made again.  True on ranks that hold no lock.
+  /// Whether no other folder stands in this one's place, and no other run holds it; a lock file
+  /// that somebody removed is made again.  True where that cannot be told, as on ranks that hold no
+  /// lock.
   bool stands();
 
   /// Writes deck.toml, the run's effective deck, in place of an earlier session's.  Returns why it

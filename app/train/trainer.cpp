@@ -215,11 +215,12 @@ int Trainer::run() {
 }
 
 void Trainer::require_folder() {
-  check_all(session_.mesh.world, folder_.stands(),
-            fmt::format("run folder {} was moved or replaced while this run was at work, which "
-                        "writes nothing more there; its checkpoints are where the folder is now: "
-                        "continue it there (-d FOLDER -r latest)",
-                        folder_.path()));
+  check_all(
+      session_.mesh.world, folder_.stands(),
+      fmt::format("run folder {} was replaced while this run was at work, which writes nothing "
+                  "more there; its checkpoints are where its folder is now: continue it "
+                  "there (-d FOLDER -r latest)",
+                  folder_.path()));
 }
 
 void Trainer::tell_status() {

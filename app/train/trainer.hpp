@@ -73,9 +73,9 @@ class Trainer {
   double validate();
   /// Whether the time until -t holds no more than one step, one evaluation and one checkpoint.
   bool past_deadline() const;
-  /// status.json follows checkpoints at once, steps every few seconds.
-  /// Collective.  Errors: the run folder was moved, or is another run's.
+  /// Collective.  Errors: the run folder is another one's.
   void require_folder();
+  /// status.json follows checkpoints at once, steps every few seconds.
   void tell_status();
   int finish(StopReason stop);
 

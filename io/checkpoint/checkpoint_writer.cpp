@@ -246,7 +246,7 @@ void CheckpointWriter::lay_out(const CheckpointShard& shard, const CheckpointSta
             "at least 1",
             state.step, keep_);
     if (world_.rank() != 0) return;
-    fs::create_directories(dir_);
+    fs::create_directory(dir_);  // alone: a run folder that went is not made again
     remove_partials(dir_);
     create_file();
     for (const CheckpointDataset& d : job.datasets) places += fmt::format("{} ", d.offset);

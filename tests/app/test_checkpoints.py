@@ -117,26 +117,29 @@ class Checkpoints(RunCase):
         again = self.run_ballast(2, "train", deck, "-d", run, status=1)
         self.assertIn("already holds a run", again.stderr)
 
-    def test_a_run_whose_folder_is_taken_away_leaves_the_next_one_alone(self):
-        deck, run = self.deck(steps=100000, every=1), self.out("moved")
-        process = self.start(2, "train", deck, "-d", run)
-        try:
-            self.wait_for_checkpoint(process, run)
-            os.remove(os.path.join(run, "lock"))  # made again: it is nobody else's
-            time.sleep(0.3)
-            self.assertIsNone(process.poll())
-            self.assertTrue(os.path.exists(os.path.join(run, "lock")))
-            os.rename(run, run + "-kept")
-            os.makedirs(os.path.join(run, "checkpoints"))
-            self.assertEqual(process.wait(60), 1)
-        finally:
-            self.stop_group(process)
-        self.assertFalse(os.path.exists(os.path.join(run, "status.json")))
-        self.run_ballast(2, "train", deck, "-d", run, "run.steps=1")
-        kept = self.run_ballast(
-            2, "train", deck, "-d", run + "-kept", "-r", "latest", "run.steps=1"
-        )
-        self.assertIn("continues " + run + "-kept", kept.stdout)
+    def test_a_run_whose_folder_is_taken_away_leaves_what_comes_there_alone(self):
+        deck = self.deck(steps=100000, every=1)
+        for replaced in (False, True):
+            run = self.out(f"moved-{replaced}")
+            process = self.start(2, "train", deck, "-d", run)
+            try:
+                self.wait_for_checkpoint(process, run)
+                os.remove(os.path.join(run, "lock"))  # made again: it is nobody else's
+                time.sleep(0.3)
+                self.assertIsNone(process.poll())
+                self.assertTrue(os.path.exists(os.path.join(run, "lock")))
+                os.rename(run, run + "-kept")
+                if replaced:
+                    os.makedirs(os.path.join(run, "checkpoints"))
+                self.assertEqual(process.wait(60), 1)
+            finally:
+                self.stop_group(process)
+            left = [names for _, _, names in os.walk(run)] if replaced else os.path.exists(run)
+            self.assertEqual(left, [[], []] if replaced else False)
+            self.run_ballast(2, "train", deck, "-d", run, "run.steps=1")
+            again = [deck, "-d", run + "-kept", "-r", "latest", "run.steps=1"]
+            done = self.run_ballast(2, "train", *again)
+            self.assertIn("continues " + run + "-kept", done.stdout)
 
     def test_a_deck_that_cannot_be_kept_and_a_pipe_among_checkpoints_cost_nothing(self):
         deck, run = self.deck(steps=2), self.out("odd")
