@@ -21,18 +21,19 @@ namespace {
 
 /// What keeps this run out of `path`, or "".  Leaves the lock's descriptor in `lock`.
 std::string claim(const std::string& path, bool resume, int& lock) {
+  const char* remedy = resume ? "its run goes on once it can" : "choose another with -d";
   std::error_code error;
   for (const char* sub : {"", "/checkpoints", "/trace", "/report"}) {
     fs::create_directories(path + sub, error);
     if (error)
-      return fmt::format("run folder {}{} cannot be made: {}; choose another with -d", path, sub,
-                         error.message());
+      return fmt::format("run folder {}{} cannot be made: {}; {}", path, sub, error.message(),
+                         remedy);
   }
   const std::string file = path + "/lock";
   lock = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock < 0)
-    return fmt::format("run folder {} cannot be written: {}; choose another with -d", path,
-                       std::strerror(errno));
+    return fmt::format("run folder {} cannot be written: {}; {}", path, std::strerror(errno),
+                       remedy);
   if (::flock(lock, LOCK_EX | LOCK_NB) != 0)
     return fmt::format(
         "run folder {} is in use by another run (it holds {}); wait for it or choose another "
