@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "io/checkpoint/checkpoint_folder.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
@@ -40,9 +41,10 @@ std::string claim(const std::string& path, bool resume, int& lock) {
         "folder with -d",
         path, file);
   // An empty log without checkpoints is of a run that began to write and could not.
-  const std::string log = path + "/log.txt";
-  const bool logged = fs::exists(log) && (!fs::is_regular_file(log) || fs::file_size(log) > 0);
-  if (!resume && (logged || !fs::is_empty(path + "/checkpoints")))
+  const std::string log = path + "/log.txt", checkpoints = path + "/checkpoints";
+  const bool logged = fs::exists(log) && (!fs::is_regular_file(log) || fs::file_size(log) > 0 ||
+                                          !fs::is_empty(checkpoints));
+  if (!resume && (logged || !checkpoint_steps(checkpoints).empty() || holds_damaged(checkpoints)))
     return fmt::format(
         "run folder {} already holds a run; continue it with -r latest, or choose another folder "
         "with -d",
