@@ -235,7 +235,10 @@ void carry_over(const std::string& base, const std::string& dir, const ModelShap
     config["sliding_window"] = nullptr;
   }
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
-    if (stated.contains(key)) config[key] = stated[key];
+    if (stated.contains(key))
+      config[key] = stated[key];
+    else
+      config.erase(key);  // those of its class
   // It does not follow from the rope, unless that was changed.
   const char* length = "max_position_embeddings";
   if (stated.contains(length) && stated[length].is_number() && config.contains("rope_scaling") &&

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -52,6 +53,16 @@ class HuggingFace : public ::testing::Test {
                         for (std::size_t i = 0; i < out.size(); ++i)
                           out[i] = value(p, begin + static_cast<std::int64_t>(i));
                       });
+  }
+  static std::string text_of(const std::string& file) {
+    std::ifstream stream(file);
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  /// A file's text without the line of a key.
+  static std::string without(const std::string& file, const std::string& key) {
+    std::string text = text_of(file);
+    const std::size_t at = text.find("  \"" + key + "\"");
+    return text.erase(at, text.find('\n', at) + 1 - at);
   }
   std::string dir;
 };
@@ -230,8 +241,7 @@ TEST_F(HuggingFace, ModelsKeepTheirTypes) {
 
 TEST_F(HuggingFace, MistralWithoutAWindowIsRead) {
   write(dir + "/m", "F32", std::int64_t{1} << 30);
-  std::ifstream stream(dir + "/m/config.json");
-  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  std::string text = text_of(dir + "/m/config.json");
   const std::size_t at = text.find("\"qwen2\"");
   text.replace(at, 7, "\"mistral\"");
   const auto read = [&](const std::string& more) -> std::string {
@@ -251,10 +261,7 @@ TEST_F(HuggingFace, MistralWithoutAWindowIsRead) {
 TEST_F(HuggingFace, TwoStatementsOfRopeMustAgree) {
   write(dir + "/m", "F32", std::int64_t{1} << 30);
   const std::string file = dir + "/m/config.json";
-  std::ifstream stream(file);
-  std::string text{std::istreambuf_iterator<char>(stream), {}};
-  const std::size_t theta = text.find("  \"rope_theta\"");
-  text.erase(theta, text.find('\n', theta) + 1 - theta);
+  std::string text = without(file, "rope_theta");
   const auto read = [&](const std::string& parameters, const std::string& scaling) -> std::string {
     std::ofstream(file) << "{\"rope_parameters\": " << parameters
                         << ", \"rope_scaling\": " << scaling << "," << text.substr(1);
@@ -290,10 +297,7 @@ TEST_F(HuggingFace, TwoStatementsOfRopeMustAgree) {
 TEST_F(HuggingFace, TheModelsOwnLengthGoesBeforeItsRopes) {
   write(dir + "/m", "F32", std::int64_t{1} << 30);
   const std::string file = dir + "/m/config.json";
-  std::ifstream stream(file);
-  std::string text{std::istreambuf_iterator<char>(stream), {}};
-  const std::size_t length = text.find("  \"max_position_embeddings\"");
-  text.erase(length, text.find('\n', length) + 1 - length);
+  const std::string text = without(file, "max_position_embeddings");
   const auto read = [&](const std::string& more, const std::string& in_rope) -> std::string {
     std::ofstream(file) << "{" << more << R"("rope_scaling": {"type": "yarn", "factor": 4.0)"
                         << in_rope << "}," << text.substr(1);
@@ -315,6 +319,27 @@ TEST_F(HuggingFace, TheModelsOwnLengthGoesBeforeItsRopes) {
             std::string::npos);
 }
 
+TEST_F(HuggingFace, AnExportHasTheTokenIdsOfItsBase) {
+  write(dir + "/base", "F32", std::int64_t{1} << 30);
+  const std::string file = dir + "/base/config.json",
+                    rest = without(file, "bos_token_id").substr(1);
+  int exports = 0;
+  const auto kept = [&](const std::string& ids) {
+    std::ofstream(file) << "{" << ids << rest;
+    const std::string to = dir + "/" + std::to_string(exports++);
+    write_huggingface(
+        to, small(), parameter_table(small()), "F32", std::int64_t{1} << 30,
+        [](std::size_t, std::int64_t, std::span<float> out) { std::ranges::fill(out, 1.0f); },
+        dir + "/base");
+    const std::string text = text_of(to + "/config.json"), key = "\"bos_token_id\": ";
+    const std::size_t at = text.find(key);
+    return at == std::string::npos ? "" : text.substr(at + key.size(), 4);
+  };
+  EXPECT_EQ(kept("\"bos_token_id\": null,"), "null");
+  EXPECT_EQ(kept("\"bos_token_id\": 1234,"), "1234");
+  EXPECT_EQ(kept(""), "");  // that of the class
+}
+
 TEST_F(HuggingFace, ATiedHeadOfOtherValuesIsAnotherModel) {
   const std::vector<Parameter> table = parameter_table(small());  // not tied
   const auto written = [&](const std::string& to, float more) {
@@ -325,8 +350,7 @@ TEST_F(HuggingFace, ATiedHeadOfOtherValuesIsAnotherModel) {
                           out[i] = value(head ? 0 : p, begin + static_cast<std::int64_t>(i));
                         if (head && begin == 0) out[5] += more;
                       });
-    std::ifstream stream(dir + to + "/config.json");
-    std::string text{std::istreambuf_iterator<char>(stream), {}};
+    std::string text = text_of(dir + to + "/config.json");
     const std::string untied = "\"tie_word_embeddings\": false";
     text.replace(text.find(untied), untied.size(), "\"tie_word_embeddings\": true");
     std::ofstream(dir + to + "/config.json") << text;
@@ -497,8 +521,7 @@ TEST_F(HuggingFace, WeightsThatAreNotFiniteAreNamed) {
 
 TEST_F(HuggingFace, SizesOfAConfigAreBoundedAsADecksAre) {
   write(dir + "/m", "BF16", std::int64_t{1} << 30);
-  std::ifstream in(dir + "/m/config.json");
-  const std::string good((std::istreambuf_iterator<char>(in)), {});
+  const std::string good = text_of(dir + "/m/config.json");
   const auto with = [&](const std::string& key, const std::string& value) {
     std::string text = good;
     const std::size_t at = text.find("\"" + key + "\":"),
