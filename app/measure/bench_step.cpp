@@ -31,8 +31,9 @@ std::pair<double, double> peak_memory(Session& session) {
 /// How the table's columns are to be read.
 std::string notes(const Session& session, double peak) {
   return fmt::format(
-      "# TFLOP/s: 6 FLOPs a weight of every matrix product and token, 12 D a visible pair and "
-      "query head; recomputation does not count.  mfu: of {:.3g} TFLOP/s dense{}\n"
+      "# TFLOP/s: 6 FLOPs a weight of every matrix product and token (4 where it is frozen), 12 D "
+      "a visible pair and query head; recomputation does not count.  mfu: of {:.3g} TFLOP/s "
+      "dense{}\n"
       "# memory_gib: what Ballast holds at most; device_gib: in use on the fullest device at the "
       "end, by all its processes (0: not known)\n",
       peak * 1e-12,
@@ -43,8 +44,8 @@ std::string notes(const Session& session, double peak) {
 
 /// What the timed steps gave, and the steps after them.
 struct Measured {
-  std::vector<double> times;     ///< of each timed step, on the slowest rank
-  std::int64_t with_trials = 0;  ///< timed steps in which a rank tried products' algorithms
+  std::vector<double> times;  ///< of each timed step, on the slowest rank
+  std::int64_t put_off = 0;   ///< trials of products' algorithms that waited in timed steps
   double tokens = 0, flops = 0, loss = 0;
   std::map<std::string, double> shares;  ///< of tuning and planning, Overheads::shares
   BudgetFacts budgets;                   ///< of all ranks in the timed steps
@@ -107,7 +108,8 @@ Measured measure(Session& session, const BenchSettings& settings) {
     session.recorder.context.step = static_cast<std::int32_t>(i);
     session.device.settle();  // updates go on beside the next step, as they do in training
     world.barrier();
-    const std::int64_t chosen = products_chosen(session.backend);
+    hold_choices(session.backend, i >= warmup);
+    const std::int64_t put_off = choices_put_off(session.backend);
     const auto begin = std::chrono::steady_clock::now();
     const PlannedStep planned = [&] {
       Scope scope(&session.recorder, EventKind::planning);
@@ -124,8 +126,7 @@ Measured measure(Session& session, const BenchSettings& settings) {
     if (m.profile && i + 1 == traced) m.profile->stop(profiled);
     if (i < warmup || i >= timed) continue;
     m.times.push_back(seconds);
-    const std::int64_t tried = products_chosen(session.backend) - chosen;
-    m.with_trials += world.all_reduce(tried, Reduction::max) > 0;
+    m.put_off += world.all_reduce(choices_put_off(session.backend) - put_off, Reduction::max);
     m.tokens += static_cast<double>(planned.plan.tokens());
     m.flops += session.training_flops(planned.plan);
     m.loss = found.loss;
@@ -157,11 +158,12 @@ std::string table(const Session& session, const Measured& m, const Row& row, dou
       row.timing.median_s, row.timing.min_s, row.timing.max_s, row.tokens_per_s,
       row.flops_per_s * 1e-12, row.mfu, row.memory_gib, row.device_gib, m.loss);
   text += notes(session, peak);
-  if (m.with_trials > 0)
+  if (m.put_off > 0)
     text += fmt::format(
-        "# algorithms of matrix products were tried in {} of {} timed steps; warmup=M, larger, "
-        "leaves such steps out\n",
-        m.with_trials, m.times.size());
+        "# {} choices of a matrix product's algorithm, which take up to seconds, were put off in "
+        "the "
+        "timed steps; a larger warmup=M makes them before\n",
+        m.put_off);
   if (m.profile) text += m.profile->text();
   for (const std::string& note : m.notes) text += "# profile: " + note + "\n";
   for (const auto& [key, share] : m.shares) text += fmt::format("  {} {:.6f}\n", key, share);
@@ -180,7 +182,7 @@ nlohmann::ordered_json figures(const Session& session, const Measured& m, const 
                               {"tokens_per_step", m.mean_tokens()}};
   json.update(to_json(row.timing));
   json["steps_s"] = m.times;  // cases of one deck have the same samples in the same steps
-  json["steps_with_trials"] = m.with_trials;
+  json["choices_put_off"] = m.put_off;
   json["tokens_per_s_per_rank"] = row.tokens_per_s;
   json["tflops_per_rank"] = row.flops_per_s * 1e-12;
   json["mfu"] = row.mfu;
@@ -220,7 +222,7 @@ BenchResult run(const Config& config, const BenchSettings& settings) {
 Benchmark step_benchmark() {
   return {"step",
           "whole training steps of a deck, without log, trace and checkpoints",
-          {{"warmup", "2", "steps before timing"},
+          {{"warmup", "4", "steps before timing"},
            {"repeats", "7", "timed steps"},
            {"profile", "0", "steps after those whose GPU kernels are recorded by CUPTI, by group"}},
           nullptr,

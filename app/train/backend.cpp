@@ -65,9 +65,15 @@ void choose_products_early([[maybe_unused]] const BackendChoice& backend) {
 #endif
 }
 
-std::int64_t products_chosen([[maybe_unused]] const BackendChoice& backend) {
+void hold_choices([[maybe_unused]] const BackendChoice& backend, [[maybe_unused]] bool held) {
 #ifdef BALLAST_HAVE_CUDA
-  if (backend.device->space() == Space::cuda) return cuda::products_tried();
+  if (backend.device->space() == Space::cuda) cuda::hold_trials(held);
+#endif
+}
+
+std::int64_t choices_put_off([[maybe_unused]] const BackendChoice& backend) {
+#ifdef BALLAST_HAVE_CUDA
+  if (backend.device->space() == Space::cuda) return cuda::trials_put_off();
 #endif
   return 0;
 }

@@ -34,7 +34,9 @@ void expect_lengths(const BackendChoice& backend, std::int64_t most_tokens);
 /// On GPUs: matrix products choose their algorithms in the first steps, as they otherwise do once a
 /// long run pays for it (cuda::try_products_after): for measurements of such runs.
 void choose_products_early(const BackendChoice& backend);
-/// How many have chosen so far, which takes up to seconds (cuda::products_tried); 0 on the host.
-std::int64_t products_chosen(const BackendChoice& backend);
+/// Whether they wait with it, as a choice takes up to seconds (cuda::hold_trials).
+void hold_choices(const BackendChoice& backend, bool held);
+/// How many have waited so far; 0 on the host.
+std::int64_t choices_put_off(const BackendChoice& backend);
 
 }  // namespace ballast

@@ -57,29 +57,39 @@ void LinearLayer::weight_gradient(const Fp8Tokens& x, const Fp8Tokens& dy) const
 
 void LinearLayer::backward(const Tensor& x, const Tensor& keys, const Tensor& dy, Tensor& dx,
                            Workspace& workspace) const {
-  input_gradient(keys, dy, dx, workspace);
-  weight_gradient(x, keys, dy, workspace);
+  product_input_gradient(dy, dx, workspace);
+  product_weight_gradient(x, dy, workspace);
+  adapters_.backward(x, keys, dy, dx, workspace);
 }
 
 void LinearLayer::input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx,
                                  Workspace& workspace) const {
-  if (rounded_)
-    fp8_linear_input_gradient(fp8_round(dy, Fp8Sides::rows, "fp8 gradient", workspace), rounded(),
-                              dx, workspace);
-  else
-    linear_input_gradient(dy, weight_, dx);
+  product_input_gradient(dy, dx, workspace);
   adapters_.input_gradient(keys, dy, dx, workspace);
 }
 
 void LinearLayer::weight_gradient(const Tensor& x, const Tensor& keys, const Tensor& dy,
                                   Workspace& workspace) const {
+  product_weight_gradient(x, dy, workspace);
+  adapters_.weight_gradient(x, keys, dy, workspace);
+}
+
+void LinearLayer::product_input_gradient(const Tensor& dy, Tensor& dx, Workspace& workspace) const {
+  if (rounded_)
+    fp8_linear_input_gradient(fp8_round(dy, Fp8Sides::rows, "fp8 gradient", workspace), rounded(),
+                              dx, workspace);
+  else
+    linear_input_gradient(dy, weight_, dx);
+}
+
+void LinearLayer::product_weight_gradient(const Tensor& x, const Tensor& dy,
+                                          Workspace& workspace) const {
   if (weight_gradient_.defined() && rounded_)
     fp8_linear_weight_gradient(fp8_round(x, Fp8Sides::columns, "fp8 input", workspace),
                                fp8_round(dy, Fp8Sides::columns, "fp8 gradient", workspace),
                                weight_gradient_.next());
   else if (weight_gradient_.defined())
     linear_weight_gradient(x, dy, weight_gradient_.next());
-  adapters_.weight_gradient(x, keys, dy, workspace);
   if (bias_gradient_.defined()) linear_bias_gradient(dy, bias_gradient_.next());
 }
 

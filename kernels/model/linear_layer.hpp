@@ -55,6 +55,9 @@ class LinearLayer {
     Fp8Weight weight;
     std::uint64_t version = 0;  ///< of the parameters that were rounded; 0: none yet
   };
+  /// Of the matrix and its bias alone, without adapters.
+  void product_input_gradient(const Tensor& dy, Tensor& dx, Workspace& workspace) const;
+  void product_weight_gradient(const Tensor& x, const Tensor& dy, Workspace& workspace) const;
   /// Rounded anew where the parameters changed.
   const Fp8Weight& rounded() const;
 

@@ -25,7 +25,7 @@ Tensor LoraLinear::dropped(const Adapter& adapter, const Tensor& x, const Tensor
                            Workspace& workspace) const {
   if (options_.dropout == 0 || !keys.defined()) return x;
   Tensor y = workspace.take("lora dropped", x.shape(), x.dtype());
-  dropout(x, keys, adapter.stream, options_.dropout, 1 / (1 - options_.dropout), y);
+  dropout(x, keys, adapter.stream, options_.dropout, 1 / dropout_kept(options_.dropout), y);
   return y;
 }
 
@@ -54,29 +54,45 @@ Tensor LoraLinear::projected_gradient(const Adapter& adapter, const Tensor& dy,
   return dh;
 }
 
-void LoraLinear::input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx,
-                                Workspace& workspace) const {
+void LoraLinear::add_input_gradient(const Adapter& adapter, const Tensor& keys, const Tensor& dh,
+                                    Tensor& dx, Workspace& workspace) const {
+  if (options_.dropout == 0 || !keys.defined()) {
+    linear_input_gradient(dh, adapter.a, dx, {.accumulate = true});
+    return;
+  }
+  Tensor through = workspace.take("lora d_input", dx.shape(), dx.dtype());
+  linear_input_gradient(dh, adapter.a, through);
+  dropout(through, keys, adapter.stream, options_.dropout, 1 / dropout_kept(options_.dropout), dx,
+          true);
+}
+
+void LoraLinear::add_own_gradients(const Adapter& adapter, const Tensor& x, const Tensor& keys,
+                                   const Tensor& dy, const Tensor& dh, Workspace& workspace) const {
+  const Tensor x_dropped = dropped(adapter, x, keys, workspace);
+  linear_weight_gradient(projected(adapter, x_dropped, workspace),
+                         dy.narrow(1, adapter.begin, adapter.end), adapter.b_gradient.next());
+  linear_weight_gradient(x_dropped, dh, adapter.a_gradient.next());
+}
+
+void LoraLinear::backward(const Tensor& x, const Tensor& keys, const Tensor& dy, Tensor& dx,
+                          Workspace& workspace) const {
   for (const Adapter& adapter : adapters_) {
     const Tensor dh = projected_gradient(adapter, dy, workspace);
-    if (options_.dropout == 0 || !keys.defined()) {
-      linear_input_gradient(dh, adapter.a, dx, {.accumulate = true});
-      continue;
-    }
-    Tensor through = workspace.take("lora d_input", dx.shape(), dx.dtype());
-    linear_input_gradient(dh, adapter.a, through);
-    dropout(through, keys, adapter.stream, options_.dropout, 1 / (1 - options_.dropout), dx, true);
+    add_input_gradient(adapter, keys, dh, dx, workspace);
+    add_own_gradients(adapter, x, keys, dy, dh, workspace);
   }
+}
+
+void LoraLinear::input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx,
+                                Workspace& workspace) const {
+  for (const Adapter& adapter : adapters_)
+    add_input_gradient(adapter, keys, projected_gradient(adapter, dy, workspace), dx, workspace);
 }
 
 void LoraLinear::weight_gradient(const Tensor& x, const Tensor& keys, const Tensor& dy,
                                  Workspace& workspace) const {
-  for (const Adapter& adapter : adapters_) {
-    const Tensor x_dropped = dropped(adapter, x, keys, workspace);
-    linear_weight_gradient(projected(adapter, x_dropped, workspace),
-                           dy.narrow(1, adapter.begin, adapter.end), adapter.b_gradient.next());
-    linear_weight_gradient(x_dropped, projected_gradient(adapter, dy, workspace),
-                           adapter.a_gradient.next());
-  }
+  for (const Adapter& adapter : adapters_)
+    add_own_gradients(adapter, x, keys, dy, projected_gradient(adapter, dy, workspace), workspace);
 }
 
 double LoraLinear::flops(double tokens) const {

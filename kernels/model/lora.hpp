@@ -23,6 +23,9 @@ class LoraLinear {
   /// y [T, joined out] += alpha / rank B A dropout(x), x [T, in].  `keys` as in
   /// kernels/ops/dropout; undefined: no dropout (evaluation).
   void forward(const Tensor& x, const Tensor& keys, Tensor& y, Workspace& workspace) const;
+  /// Both halves.
+  void backward(const Tensor& x, const Tensor& keys, const Tensor& dy, Tensor& dx,
+                Workspace& workspace) const;
   /// dx [T, in] += gradient through the adapters.
   void input_gradient(const Tensor& keys, const Tensor& dy, Tensor& dx, Workspace& workspace) const;
   /// Adds the adapters' own gradients.
@@ -44,6 +47,11 @@ class LoraLinear {
                             Workspace& workspace) const;  // alpha / rank B^T dy
   Tensor projected(const Adapter& adapter, const Tensor& dropped_x,
                    Workspace& workspace) const;  // alpha / rank A x
+  // Of one adapter, dh [T, rank] being its projected gradient.
+  void add_input_gradient(const Adapter& adapter, const Tensor& keys, const Tensor& dh, Tensor& dx,
+                          Workspace& workspace) const;
+  void add_own_gradients(const Adapter& adapter, const Tensor& x, const Tensor& keys,
+                         const Tensor& dy, const Tensor& dh, Workspace& workspace) const;
 
   LoraOptions options_;
   std::vector<Adapter> adapters_;

@@ -6,6 +6,7 @@ can be computed later, elsewhere.
 On the host (`--host`) the same commands run at laptop size, to see that everything works; such
 figures mean nothing."""
 
+from adapters import lora_commands, lora_figures
 from balance import balance_commands, balance_figures, hbp_commands, hbp_figures
 from balanced import balanced_commands, balanced_figures
 from checkpoint import checkpoint_commands, checkpoint_figures
@@ -61,6 +62,15 @@ BARS = [
         300,
         step_commands,
         step_figures,
+        host=True,
+    ),
+    Bar(
+        "lora",
+        "steps of adapters against PEFT",
+        [1],
+        260,
+        lora_commands,
+        lora_figures,
         host=True,
     ),
     Bar(

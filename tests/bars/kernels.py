@@ -160,7 +160,7 @@ def step_commands(s):
                     "--case",
                     f"qwen2.5-{size}-8k",
                     "repeats=7",
-                    "warmup=3",
+                    "warmup=8",
                     "--json",
                     f"{{out}}/{size}.json",
                 ],

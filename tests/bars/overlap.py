@@ -29,7 +29,7 @@ def overlap_commands(s):
         check = [s.ballast, "check", *settings(s), *more, f"{{out}}/check-{zero}.json"]
         bench = [
             s.ballast, "bench", "step", *settings(s), *more, f"{{out}}/bench-{zero}.json",
-            "warmup=1", "repeats=3",
+            "warmup=4", "repeats=3",
         ]  # fmt: skip
         commands.append(Command(f"check-{zero}", check))
         commands.append(Command(f"bench-{zero}", bench, ranks=s.gpus))

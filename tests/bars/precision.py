@@ -15,7 +15,7 @@ FULL_OR_BF16 = {
 }
 
 
-def step(s, name, case, keys, repeats=7, warmup=3):
+def step(s, name, case, keys, repeats=7, warmup=4):
     line = [s.ballast, "bench", "step", deck("bench", "step.toml"), "--case", case]
     line += [f"repeats={repeats}", f"warmup={warmup}", *keys, "--json", f"{{out}}/{name}.json"]
     return Command(name, line, ranks=1, limit_s=240)

@@ -221,7 +221,7 @@ def nodes_commands(s):
     and the model are shorter."""
     size = long_step(s, 131072 * s.gpus) + shallow(s)
     step = [s.ballast, "bench", "step", deck("mtraining", "step512k.toml"), *size]
-    step += ["warmup=1", "repeats=2"]
+    step += ["warmup=2", "repeats=3"]
     commands = [
         over_nodes(case, [*step, "--case", case, f"mesh.cp_inner={4 // outer}"], NODES_SOCKETS, 170)
         for case, outer in (("flat", 1), ("hierarchical", 2))

@@ -1,10 +1,10 @@
 // RoPE, SwiGLU, dropout, first values, conversions and additions: one pass over memory each.
-#include "core/base/random.hpp"
 #include "kernels/cuda/ops/ops.hpp"
 #include "kernels/cuda/ops/rope.cuh"
 #include "kernels/cuda/ops/swiglu.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
 #include "kernels/cuda/runtime/reduce.cuh"
+#include "kernels/ops/dropout_draw.hpp"
 
 namespace ballast::cuda {
 namespace {
@@ -198,6 +198,10 @@ bool in_quads(const void* rows, std::int64_t stride, std::int64_t width) {
   return width % 4 == 0 && stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(rows) % 16 == 0;
 }
 
+bool in_packs(const void* rows, std::int64_t stride, std::int64_t width) {
+  return width % 8 == 0 && stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(rows) % 16 == 0;
+}
+
 unsigned rope_blocks(std::int64_t tokens) {
   return static_cast<unsigned>((tokens + kRopeTokens - 1) / kRopeTokens);
 }
@@ -209,44 +213,37 @@ void convert(const void* x, std::int64_t x_stride, void* y, std::int64_t y_strid
          static_cast<const X*>(x), x_stride, static_cast<Y*>(y), y_stride, rows * width, width);
 }
 
-constexpr int kDropoutGroups = 2;  // of four columns, a thread
-
-// A thread draws once for four neighbouring columns.  Rows are the grid's second dimension.
-template <bool kQuads, bool kAdd>
+// A thread draws once for its columns.  Rows are the grid's second dimension.
+template <bool kPacks, bool kAdd>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(const __nv_bfloat16* x, std::int64_t x_stride, const std::int64_t* keys,
                    std::uint64_t stream_id, std::uint32_t threshold, float scale, __nv_bfloat16* y,
                    std::int64_t y_stride, std::int64_t rows, std::int64_t width) {
+  static_assert(kDropoutColumns == 8, "a pack of columns is one draw");
   await_earlier_work();
+  const std::int64_t group = blockIdx.x * std::int64_t{kThreads} + threadIdx.x,
+                     c = kDropoutColumns * group;
+  if (c >= width) return;
   for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    const __nv_bfloat16* from = x + row * x_stride;
-    __nv_bfloat16* to = y + row * y_stride;
-    const auto key = static_cast<std::uint64_t>(keys ? keys[row] : 0);
+    const __nv_bfloat16* from = x + row * x_stride + c;
+    __nv_bfloat16* to = y + row * y_stride + c;
+    const auto drawn =
+        philox(stream_id, static_cast<std::uint64_t>(keys[row]), static_cast<std::uint64_t>(group));
+    const auto result = [&](int i, float in, float before) {
+      const float value = dropout_stays(drawn, i, threshold) ? scale * in : 0.0f;
+      return kAdd ? before + value : value;
+    };
+    if constexpr (kPacks) {
+      float in[8], before[8] = {};
+      unpack(*reinterpret_cast<const Pack8*>(from), in);
+      if constexpr (kAdd) unpack(*reinterpret_cast<const Pack8*>(to), before);
 #pragma unroll
-    for (int k = 0; k < kDropoutGroups; ++k) {
-      const std::int64_t group =
-          (blockIdx.x * std::int64_t{kDropoutGroups} + k) * kThreads + threadIdx.x;
-      const std::int64_t c = 4 * group;
-      if (c >= width) break;
-      std::uint32_t words[4] = {threshold, threshold, threshold, threshold};
-      if (keys) {
-        const auto drawn = philox(stream_id, key, static_cast<std::uint64_t>(group));
-        for (int w = 0; w < 4; ++w) words[w] = drawn[w];
-      }
-      const auto result = [&](int w, float in, float before) {
-        const float value = words[w] >= threshold ? scale * in : 0.0f;
-        return kAdd ? before + value : value;
-      };
-      if constexpr (kQuads) {
-        const float4 in = load_four(from + c);
-        const float4 before = kAdd ? load_four(to + c) : float4{};
-        store_four(to + c, result(0, in.x, before.x), result(1, in.y, before.y),
-                   result(2, in.z, before.z), result(3, in.w, before.w));
-      } else {
-        for (int w = 0; w < 4 && c + w < width; ++w)
-          to[c + w] = __float2bfloat16_rn(
-              result(w, __bfloat162float(from[c + w]), kAdd ? __bfloat162float(to[c + w]) : 0.0f));
-      }
+      for (int i = 0; i < 8; ++i) in[i] = result(i, in[i], before[i]);
+      *reinterpret_cast<Pack8*>(to) = pack(in);
+    } else {
+      for (int i = 0; i < kDropoutColumns && c + i < width; ++i)
+        to[i] = __float2bfloat16_rn(
+            result(i, __bfloat162float(from[i]), kAdd ? __bfloat162float(to[i]) : 0.0f));
     }
   }
 }
@@ -271,12 +268,12 @@ cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* ke
                     std::int64_t y_stride, bool accumulate, std::int64_t rows, std::int64_t width,
                     cudaStream_t stream) {
   if (rows * width == 0) return cudaSuccess;
-  constexpr int kColumns = 4 * kDropoutGroups * kThreads, kMostRows = 65535;  // a grid's
+  constexpr int kColumns = kDropoutColumns * kThreads, kMostRows = 65535;  // a grid's
   const dim3 blocks(static_cast<unsigned>((width + kColumns - 1) / kColumns),
                     static_cast<unsigned>(rows < kMostRows ? rows : kMostRows));
-  const bool quads = in_quads(x, x_stride, width) && in_quads(y, y_stride, width);
+  const bool packs = in_packs(x, x_stride, width) && in_packs(y, y_stride, width);
   const auto kernel =
-      quads ? (accumulate ? dropout_kernel<true, true> : dropout_kernel<true, false>)
+      packs ? (accumulate ? dropout_kernel<true, true> : dropout_kernel<true, false>)
             : (accumulate ? dropout_kernel<false, true> : dropout_kernel<false, false>);
   launch(kernel, blocks, kThreads, 0, stream, x, x_stride, keys, stream_id, threshold, scale, y,
          y_stride, rows, width);

@@ -307,9 +307,9 @@ double sum_losses(const Tensor& token_loss) {
 
 void dropout(const Tensor& x, const Tensor& keys, std::uint64_t stream_id, double rate,
              double scale, Tensor& y, bool accumulate) {
-  check(dropout(bf16_of(x), row_stride(x), rate > 0 ? keys.data<std::int64_t>() : nullptr,
-                stream_id, dropout_threshold(rate), static_cast<float>(scale), bf16_of(y),
-                row_stride(y), accumulate, x.size(0), x.size(1), stream()),
+  check(dropout(bf16_of(x), row_stride(x), keys.data<std::int64_t>(), stream_id,
+                dropout_threshold(rate), static_cast<float>(scale), bf16_of(y), row_stride(y),
+                accumulate, x.size(0), x.size(1), stream()),
         "dropout");
 }
 

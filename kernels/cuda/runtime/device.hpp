@@ -101,10 +101,10 @@ void expect_lengths(std::int64_t most);
 /// From here on new shapes of products have their algorithms tried after so much work
 /// (TrialRule::kWork); 0: as early as it can be, so that what follows runs as in a long training.
 void try_products_after(double flops);
-/// Whether trials wait until they are due again, so that what is recorded holds none.
+/// Whether trials wait until they are due again, so that what is timed or recorded holds none.
 void hold_trials(bool held);
-/// Shapes whose algorithms have been tried so far.
-std::int64_t products_tried();
+/// How many trials have waited so far.
+std::int64_t trials_put_off();
 
 /// Row-major C [m, n] = alpha op(A) [m, k] op(B) [k, n] + beta C by cuBLASLt: A and B bf16, fp32
 /// accumulation, C bf16 or fp32. Leading dimensions in elements.  `bias` (bf16, [n]) is added when

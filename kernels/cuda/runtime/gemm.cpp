@@ -72,7 +72,7 @@ struct Library {
 };
 
 bool trials_held = false;
-std::int64_t trials_made = 0;
+std::int64_t waiting_trials = 0;
 
 Library& library() {
   static Library lib;
@@ -242,7 +242,6 @@ void try_rivals(Plan& plan, const Operands& of) {
   const auto rivals = std::exchange(plan.rivals, {});
   auto* memory = static_cast<std::byte*>(trial_memory(kSumBytes + of.bytes));
   if (memory == nullptr) return;
-  ++trials_made;
   std::byte* result = memory + kSumBytes;
   std::vector<Trial> trials = near_fastest(plan, rivals, of, result);
   for (int round = 0; trials.size() > 1 && round < kSustainedRounds; ++round) {
@@ -258,8 +257,12 @@ void try_rivals(Plan& plan, const Operands& of) {
 }
 
 void multiply(Plan& plan, const Operands& of, const char* what) {
-  if (plan.large && plan.rule.due(++library().large_calls) && !plan.rivals.empty() && !trials_held)
-    try_rivals(plan, of);
+  if (plan.large && plan.rule.due(++library().large_calls) && !plan.rivals.empty()) {
+    if (trials_held)
+      ++waiting_trials;
+    else
+      try_rivals(plan, of);
+  }
   check_lt(multiply(plan, plan.algorithm, of, of.c), what);
 }
 
@@ -411,7 +414,7 @@ void try_products_after(double flops) { library().trial_work = flops; }
 
 void hold_trials(bool held) { trials_held = held; }
 
-std::int64_t products_tried() { return trials_made; }
+std::int64_t trials_put_off() { return waiting_trials; }
 
 void gemm(const Gemm& g) {
   if (g.m == 0 || g.n == 0) return;

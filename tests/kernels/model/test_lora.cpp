@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "kernels/model/stage_model.hpp"
 #include "kernels/ops/dropout.hpp"
@@ -205,16 +207,48 @@ TEST(Dropout, MasksFollowTokensAndPlacesAlone) {
   Tensor other = Tensor::empty({tokens, width}, DType::f32);
   dropout(x, keys, 6, 0.25, 2.0, other);
   EXPECT_FALSE(bit_equal(other, y));
-  dropout(x, {}, 0, 0, 0.5, other);
-  for (std::int64_t i = 0; i < y.numel(); ++i)
-    ASSERT_EQ(element(other, i), static_cast<double>(static_cast<float>(0.5 * element(x, i))));
   Tensor sum = Tensor::empty({tokens, width}, DType::f32);
   copy_rows(x, sum);
   dropout(x, keys, 5, 0.25, 2.0, sum, true);
   for (std::int64_t i = 0; i < y.numel(); ++i)
     ASSERT_NEAR(element(sum, i), element(x, i) + element(y, i), 1e-5);
   EXPECT_THROW(dropout(x, {}, 0, 0.1, 1, other), Error);
-  EXPECT_THROW(dropout(x, keys, 0, 1.0, 1, other), Error);
+  for (const double rate : {0.0, 1.0})
+    EXPECT_THROW(dropout(x, keys, 0, rate, 1, other), Error) << rate;
+}
+
+// The shares of single columns, pairs and tokens, and that the scale keeps the mean.
+TEST(Dropout, ElementsStayAtTheRateAlone) {
+  Draw draw;
+  SCOPED_TRACE(draw.trace());
+  const std::int64_t tokens = 4000, width = 48;
+  const double rate = static_cast<double>(draw.integer(100, 700)) / 1000, p = dropout_kept(rate);
+  EXPECT_NEAR(p, 1 - rate, 1.0 / 65536);
+  EXPECT_EQ(dropout_kept(1e-9), 1.0);
+  EXPECT_EQ(dropout_kept(1 - 1e-9), 1.0 / 65536);
+  Tensor ones = Tensor::empty({tokens, width}, DType::f64), y = ones,
+         keys = Tensor::empty({tokens}, DType::i64);
+  std::fill_n(ones.data<double>(), ones.numel(), 1.0);
+  for (std::int64_t t = 0; t < tokens; ++t)
+    keys.data<std::int64_t>()[t] = draw.integer(0, 1ll << 60);
+  dropout(ones, keys, 11, rate, 1 / p, y);
+  std::vector<double> column(static_cast<std::size_t>(width)), pair = column;
+  double mean = 0;
+  for (std::int64_t i = 0; i < y.numel(); ++i) {
+    const bool stays = element(y, i) != 0;
+    const auto c = static_cast<std::size_t>(i % width);
+    column[c] += stays;
+    pair[c] += stays && element(y, i % width + 1 < width ? i + 1 : i + 1 - width) != 0;
+    mean += element(y, i) / static_cast<double>(y.numel());
+  }
+  // Five standard errors.
+  const auto error = [&](double share, double n) { return 5 * std::sqrt(share * (1 - share) / n); };
+  const auto n = static_cast<double>(tokens);
+  EXPECT_NEAR(p * mean, p, error(p, n * width));
+  for (std::size_t c = 0; c < column.size(); ++c) {
+    EXPECT_NEAR(column[c] / n, p, error(p, n)) << "column " << c;
+    EXPECT_NEAR(pair[c] / n, p * p, error(p * p, n)) << "columns " << c << " and the next";
+  }
 }
 
 }  // namespace
