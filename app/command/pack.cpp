@@ -33,7 +33,7 @@ struct PackFacts {
   SimulationOptions simulation;
   StepOptions step;
   std::optional<BudgetAverages> averages;  ///< sab balances by, as the steps before left them
-  RunFacts run;                            ///< all batches by those costs
+  RunFacts run, full;                      ///< all and the full batches by those costs
   double bound_s = 0;       ///< rank-seconds of every sample alone on one rank, over the ranks
   std::string not_trained;  ///< why `train` runs other batches; "" where it runs these
   std::string source;       ///< of a compared placement
@@ -41,25 +41,29 @@ struct PackFacts {
   double transfers_s = 0;   ///< of it: sum over steps
   std::vector<std::string> notes;
 
-  void time(const Batch& batch) {
-    if (costs) time(plan_batch_step(batch, step));
+  void time(const Batch& batch, bool is_full) {
+    if (costs) time(plan_batch_step(batch, step), is_full);
   }
-  void time(const StepPlan& plan) {
+  void time(const StepPlan& plan, bool is_full) {
     const SimulatedStep simulated = simulate(plan, simulation, *costs);
     if (averages) averages->update(simulated.budgets.sums, simulated.budgets.counts);
     run.add({plan, simulated, 0});
+    if (is_full) full.add({plan, simulated, 0});
     bound_s += alone_seconds(plan);
   }
   /// Attention apart from tokens has no plan: its steps are a bound by the same costs.
-  void time_apart(const std::vector<SampleLength>& samples) {
+  void time_apart(const std::vector<SampleLength>& samples, bool is_full) {
     const AttentionApart apart =
         attention_apart(samples, placement_options(step.batching), *step.batching.placement_costs);
-    ++run.steps;
-    run.step_s += apart.even_s, run.load_balance += 1;
+    for (RunFacts* facts : {&run, &full})
+      if (facts == &run || is_full)
+        ++facts->steps, facts->step_s += apart.even_s, facts->load_balance += 1;
     transfers_s += apart.transfers_s;
     bound_s += alone_seconds(plan_batch_step(plan_batch(0, samples, step.batching), step));
   }
   double step_over_bound() const { return bound_s > 0 ? run.step_s / bound_s : 0; }
+  /// What means are of: what an epoch leaves at its end is no step of a run.
+  const RunFacts& steps() const { return full.steps > 0 ? full : run; }
 
  private:
   /// Seconds of a step whose samples each run alone on one rank of every stage, work spread evenly.
@@ -92,47 +96,44 @@ void pack_epoch(PlannedSamples& planned, PackFacts& f, BatchMeter& meter) {
   const std::vector<Batch> batches =
       timed(f.plan_seconds, [&] { return plan_epoch(samples, f.options.batching); });
   for (const Batch& batch : batches) {
-    meter.add(batch, BatchMeter::is_full(batch));
-    f.time(batch);
+    const bool is_full = BatchMeter::is_full(batch);
+    meter.add(batch, is_full);
+    f.time(batch, is_full);
   }
 }
 
 /// One step's samples, by the deck's method or by that of a compared placement.
-Batch batch_of_step(std::int64_t step, const std::vector<SampleLength>& samples,
+Batch batch_of_step(std::int64_t step, const std::vector<SampleLength>& samples, bool is_full,
                     const ComparedPlacement* compared, PackFacts& f) {
   if (!compared || !compared->place) {
     Batch batch =
         timed(f.plan_seconds, [&] { return plan_batch(step, samples, f.options.batching); });
     if (f.apart)
-      f.time_apart(samples);
+      f.time_apart(samples, is_full);
     else
-      f.time(batch);
+      f.time(batch, is_full);
     return batch;
   }
   const Placement placed = timed(f.plan_seconds, [&] {
     return compared->place(samples, placement_options(f.step.batching),
                            *f.step.batching.placement_costs);
   });
-  f.time(plan_placement_step(step, placed, f.step));
+  f.time(plan_placement_step(step, placed, f.step), is_full);
   return batch_of(step, placed);
 }
 
 /// batching.scope = "step": each global batch by itself, as training does.
-void pack_steps(const Config& config, PlannedSamples& planned, const ComparedPlacement* compared,
-                PackFacts& f, BatchMeter& meter) {
-  const std::int64_t global_tokens = config.batching.global_tokens,
-                     global_samples = config.batching.global_samples;
+void pack_steps(PlannedSamples& planned, const ComparedPlacement* compared, PackFacts& f,
+                BatchMeter& meter) {
   SamplerPosition position;
   for (std::int64_t step = 0; position.epoch == 0; ++step) {
     // The batch that would reach into the next epoch ends with this one, so that every sample
     // counts once.
     const std::size_t left = static_cast<std::size_t>(planned.training_samples() - position.index);
     auto samples = planned.next(position);
-    samples.resize(std::min(samples.size(), left));
-    const Batch batch = batch_of_step(step, samples, compared, f);
-    meter.add(batch, global_samples > 0
-                         ? static_cast<std::int64_t>(samples.size()) == global_samples
-                         : batch.tokens() >= global_tokens);
+    const bool is_full = samples.size() <= left;
+    if (!is_full) samples.resize(left);
+    meter.add(batch_of_step(step, samples, is_full, compared, f), is_full);
   }
 }
 
@@ -166,7 +167,7 @@ void pack(const Config& config, const ComparedPlacement* compared, PackFacts& f)
   if (config.batching.scope == BatchScope::epoch)
     pack_epoch(planned, f, meter);
   else
-    pack_steps(config, planned, compared, f, meter);
+    pack_steps(planned, compared, f, meter);
   f.metrics = meter.result();
 }
 
@@ -225,11 +226,11 @@ nlohmann::ordered_json json(const PackFacts& f) {
   if (f.apart) out["transfer_seconds"] = f.run.mean(f.transfers_s);
   if (f.costs)
     out.update({{"run_seconds", f.run.step_s},
-                {"step_seconds", f.run.mean_step_s()},
+                {"step_seconds", f.steps().mean_step_s()},
                 {"bound_seconds", f.run.mean(f.bound_s)},
                 {"step_over_bound", f.step_over_bound()},
-                {"load_balance", f.run.mean(f.run.load_balance)},
-                {"idle_ranks", f.run.mean(f.run.idle_ranks)}});
+                {"load_balance", f.steps().mean(f.steps().load_balance)},
+                {"idle_ranks", f.steps().mean(f.steps().idle_ranks)}});
   out["groups"] = nlohmann::ordered_json::array();
   for (const GroupMetrics& g : m.groups) out["groups"].push_back(json(g));
   return out;
@@ -251,10 +252,11 @@ std::vector<std::string> labels_of(const std::vector<PackFacts>& cases, const st
 /// Columns of planned times; "-" for a case without costs.
 std::vector<std::string> times_of(const PackFacts& f) {
   if (!f.costs) return std::vector<std::string>(5, "-");
-  return {fmt::format("{:.2f}", f.run.step_s), fmt::format("{:.4f}", f.run.mean_step_s()),
+  const RunFacts& steps = f.steps();
+  return {fmt::format("{:.2f}", f.run.step_s), fmt::format("{:.4f}", steps.mean_step_s()),
           fmt::format("{:.4f}", f.step_over_bound()),
-          fmt::format("{:.4f}", f.run.mean(f.run.load_balance)),
-          fmt::format("{:.2f}", f.run.mean(f.run.idle_ranks))};
+          fmt::format("{:.4f}", steps.mean(steps.load_balance)),
+          fmt::format("{:.2f}", steps.mean(steps.idle_ranks))};
 }
 
 void print_balance(const std::vector<PackFacts>& cases, bool timed) {
@@ -323,10 +325,10 @@ void print_legend(bool timed) {
   if (timed)
     fmt::print(
         "run_s: planned seconds of all batches, from the deck's profile table or costs; a rank "
-        "waits for those it shares packs with and for the step's end; step_s: their mean;\n"
-        "over_bound: over the time of every sample alone on one rank, divided by ranks; "
-        "load_balance: mean / max of useful seconds over all ranks; idle_ranks: without a "
-        "micro-batch\n");
+        "waits for those it shares packs with and for the step's end; over_bound: over the time of "
+        "every sample alone on one rank, divided by ranks;\n"
+        "step_s, and load_balance (mean / max of useful seconds over all ranks) and idle_ranks "
+        "(without a micro-batch): means over the full batches\n");
 }
 
 void print_notes(const std::vector<PackFacts>& cases) {
@@ -368,11 +370,12 @@ void print_compared(const std::vector<PackFacts>& cases) {
                    "cr", "length_share", "plan_ms", "trains"});
   for (const PackFacts& f : cases) {
     const double steps = static_cast<double>(std::max<std::int64_t>(1, f.run.steps));
-    table.row({f.case_name, fmt::format("{:.4f}", f.run.mean_step_s()),
+    const RunFacts& means = f.steps();
+    table.row({f.case_name, fmt::format("{:.4f}", means.mean_step_s()),
                fmt::format("{:.4f}", f.step_over_bound()),
                fmt::format("{:.4f}", f.run.step_s / first.run.step_s),
-               fmt::format("{:.4f}", f.run.mean(f.run.load_balance)),
-               !f.apart ? fmt::format("{:.2f}", f.run.mean(f.run.idle_ranks)) : "-",
+               fmt::format("{:.4f}", means.mean(means.load_balance)),
+               !f.apart ? fmt::format("{:.2f}", means.mean(means.idle_ranks)) : "-",
                !f.apart ? fmt::format("{:.4f}", f.metrics.cr) : "-",
                fmt::format("{:.4f}", f.metrics.length_share),
                !f.apart ? fmt::format("{:.2f}", 1e3 * f.plan_seconds / steps) : "-",

@@ -222,7 +222,7 @@ BenchResult run(const Config& config, const BenchSettings& settings) {
 Benchmark step_benchmark() {
   return {"step",
           "whole training steps of a deck, without log, trace and checkpoints",
-          {{"warmup", "4", "steps before timing"},
+          {{"warmup", "6", "steps before timing"},
            {"repeats", "7", "timed steps"},
            {"profile", "0", "steps after those whose GPU kernels are recorded by CUPTI, by group"}},
           nullptr,

@@ -10,7 +10,7 @@ import metrics
 import prediction
 import ring
 import starts
-from load import BESIDE, KINDS, USEFUL, code, codes, step_plans
+from load import BESIDE, KINDS, USEFUL, code, codes, parse_deck, step_plans
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
 CATEGORIES = {
@@ -61,6 +61,7 @@ class Analysis:
     session: np.ndarray = None  # [step] number of the session that ran it
     members: np.ndarray = None  # [rank, step] the rank took part in that session
     complete: np.ndarray = None  # [step] all of these that left a trace have a whole step
+    unplaced: np.ndarray = None  # starts.unplaced_steps
     shown: np.ndarray = None  # [step] complete, or every step where none is
     worlds: list = field(default_factory=list)  # starts.World
     step_seconds: np.ndarray = None  # [rank, step], NaN where absent
@@ -86,6 +87,7 @@ class Analysis:
     sparse: dict = field(
         default_factory=dict
     )  # (step, layer, head) -> [budget sum, rows, computed pairs, visible pairs, overflow]
+    pairs: np.ndarray = field(default_factory=lambda: np.zeros(2))  # computed, visible, all steps
     kinds: dict = field(
         default_factory=dict
     )  # (layer, head) -> [HEAD_PATTERNS] choices, where heads differ
@@ -116,7 +118,14 @@ def analyse(run):
     for rank, trace in run.traces.items():
         a.exclusive[rank] = _exclusive_by_session(trace)
     _times(a)
-    a.ring, a.ring_times = ring.analyse(run.traces)
+    a.unplaced = starts.unplaced_steps(a)
+    if a.unplaced.size:
+        a.run.notes.append(
+            f"{a.unplaced.size} of {len(a.steps)} steps hold no plan (trace.plans_every) and may"
+            " have had micro-batches that data-parallel ranks shared: figures of rings, heads and"
+            " budgets leave them out, imbalance is as the program recorded it"
+        )
+    a.ring, a.ring_times = ring.analyse(run.traces, a.unplaced)
     batches.analyse(a)
     _budgets(a)
     _sparse(a)
@@ -234,7 +243,7 @@ def _sparse(a):
     hold equal budgets and overflows, and each
     its own queries' pairs."""
     table = defaultdict(lambda: np.zeros(5))
-    plans = step_plans(a.run.traces)
+    plans, unplaced = step_plans(a.run.traces), set(a.unplaced.tolist())
     for rank in a.ranks:
         trace = a.run.traces[rank]
         rows = trace.budgets
@@ -245,11 +254,14 @@ def _sparse(a):
             heads, counted, *columns
         ):
             if step >= 0:
+                a.pairs += (computed, visible)
+            if step >= 0 and step not in unplaced:
                 alike = (counts * budget, counts) if counts else (0, 0)
                 table[step, layer, head] += (*alike, computed, visible, counts * overflow)
         if "kind" in (rows.dtype.names or ()):
-            for head, layer, kind in zip(heads, rows["layer"].tolist(), rows["kind"].tolist()):
-                if kind >= 0:
+            kinds = (rows[n].tolist() for n in ("step", "layer", "kind"))
+            for head, step, layer, kind in zip(heads, *kinds):
+                if kind >= 0 and step not in unplaced:
                     a.kinds.setdefault((layer, head), [0] * len(HEAD_PATTERNS))[kind] += 1
     a.sparse = dict(table)
 
@@ -293,13 +305,13 @@ def _place_in_group(plan, at, place):
 
 def sparsity(a):
     """Sparsity ratio, mean budget and overflow of a run; empty without sparse attention."""
-    if not a.sparse:
+    if not a.pairs[1]:
         return {}
+    result = {"sparsity_ratio": metrics.sparsity_ratio(*a.pairs)}
+    if not a.sparse:
+        return result
     total = np.sum(list(a.sparse.values()), axis=0)
-    result = {
-        "sparsity_ratio": metrics.sparsity_ratio(total[2], total[3]),
-        "budget_overflow": float(total[4]),
-    }
+    result["budget_overflow"] = float(total[4])
     if np.isfinite(total[0]):
         result["mean_budget"] = float(total[0] / total[1])
     return result
@@ -370,15 +382,15 @@ def recall(a):
 
 
 def _overheads(a):
-    """Shares of budget tuning and of planning, of a run that tunes budgets or batches by predicted
-    latency (sab) or length (lbb)."""
+    """Shares of budget tuning and of planning, of a run that in any of its sessions tunes budgets
+    or batches by predicted latency (sab) or length (lbb)."""
     shown = np.flatnonzero(a.shown)
     if not shown.size:
         return
     slowest = np.nanmax(a.step_seconds[:, shown], axis=0)
-    dst, sab = str(a.run.deck.get("dst.enabled")).lower() == "true", a.run.deck.get(
-        "batching.method"
-    ) in ("sab", "lbb")
+    decks = [parse_deck(s.deck) for s in a.run.first_trace.sessions] + [a.run.deck]
+    dst = any(str(deck.get("dst.enabled")).lower() == "true" for deck in decks)
+    sab = any(deck.get("batching.method") in ("sab", "lbb") for deck in decks)
     for key, kind, wanted in (
         ("dst_overhead_share", "tuning", dst),
         ("sab_overhead_share", "planning", sab),

@@ -34,7 +34,8 @@ def _micro_batches(a):
             )
             e, x = events[mine], seconds[mine]
             busy = np.isin(e["kind"], useful_codes)
-            for step, mb, value in _sums(e["step"][busy], e["micro_batch"][busy], x[busy]):
+            told = busy & ~np.isin(e["step"], a.unplaced)
+            for step, mb, value in _sums(e["step"][told], e["micro_batch"][told], x[told]):
                 place = session.at.get("dp", 0), mb
                 times[session.number, step, places.get((step, *place), place)].append(value)
             ops = np.isin(e["kind"], op_codes)
@@ -58,10 +59,21 @@ def _micro_batches(a):
     per_step = defaultdict(list)
     for (session, step, _), values in times.items():
         per_step[session, step].append(np.mean(values))
-    if per_step:
-        a.imbalance = float(np.mean([metrics.imbalance_degree(v) for v in per_step.values()]))
+    degrees = [metrics.imbalance_degree(v) for v in per_step.values()] + _recorded_degrees(a)
+    if degrees:
+        a.imbalance = float(np.mean(degrees))
     wall = sum((s[1] - s[0]) * s[3] for s in spans.values())
     a.bubble_ratio = 1 - sum(s[2] for s in spans.values()) / wall if wall > 0 else 0.0
+
+
+def _recorded_degrees(a):
+    """The program's own imbalance of the steps whose micro-batches cannot be told apart here."""
+    for rank in a.ranks:
+        steps = a.run.traces[rank].steps
+        values = steps.get("imbalance", np.zeros(0))
+        if np.isfinite(values).any():
+            return values[np.isin(steps["step"], a.unplaced) & np.isfinite(values)].tolist()
+    return []
 
 
 def numbers(a):
@@ -123,6 +135,12 @@ def _plans(a):
     used = [(step, plan) for step, plan in step_plans(a.run.traces).items() if micro_batches(plan)]
     if not used:
         return
+    planned, shown = {step for step, _ in used}, set(a.steps[a.shown].tolist())
+    if shown - planned:
+        a.run.notes.append(
+            f"{len(planned & shown)} of {len(shown)} steps hold a batch plan (trace.plans_every):"
+            " dbr, abr, pr, cr, ave_t and segments are theirs"
+        )
     decks = {}
     dbr, abr, pr, ave_t, segments, packs = [], [], [], [], [], []
     shared_tokens = all_tokens = 0

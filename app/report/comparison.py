@@ -3,7 +3,7 @@ import numpy as np
 
 from analysis import CATEGORIES, summary
 from plot import bars, line, panel
-from style import CATEGORY_COLOURS, seconds_unit, series
+from style import CATEGORY_COLOURS, loss_unit, seconds_unit, series
 from tables import COMPARED, Table
 
 
@@ -41,7 +41,9 @@ def steps(analyses):
         if "loss" in a.scalars
     ]
     if losses:
-        panels.append(panel("Loss", losses, "step", "loss (nats / token)", hovermode="x unified"))
+        units = {loss_unit(a.run.deck) for a in analyses if "loss" in a.scalars}
+        axis = "loss ({})".format(", ".join(sorted(units)))
+        panels.append(panel("Loss", losses, "step", axis, hovermode="x unified"))
     return panels
 
 

@@ -8,7 +8,16 @@ import attention_figures
 import timelines
 from analysis import CATEGORIES
 from plot import bars, heat, line, names, of_ranks, panel, some, stack, stepped
-from style import CATEGORY_COLOURS, INK, MEMORY_COLOURS, SERIES, bytes_unit, seconds_unit, series
+from style import (
+    CATEGORY_COLOURS,
+    INK,
+    MEMORY_COLOURS,
+    SERIES,
+    bytes_unit,
+    loss_unit,
+    seconds_unit,
+    series,
+)
 
 MANY_RANKS = 128  # columns become areas
 MOST_CELLS = 300000  # numbers of one panel
@@ -24,7 +33,7 @@ def loss(a):
         data.append(
             {**held, "mode": "markers", "marker": {"color": SERIES[1], "symbol": "diamond"}}
         )
-    return [panel("Loss", data, "step", "loss (nats / token)")]
+    return [panel("Loss", data, "step", f"loss ({loss_unit(a.run.deck)})")]
 
 
 def preferences(a):

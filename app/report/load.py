@@ -67,6 +67,7 @@ class RankTrace:
     budgets: np.ndarray  # fields of BUDGETS
     # as events: simulated ops of the rank's stage, seconds since the step's schedule begins
     predicted: np.ndarray
+    version: int = FORMAT_VERSIONS[-1]  # of the file's format
 
     @property
     def last(self):
@@ -258,12 +259,12 @@ def read_rank(path):
             if "budgets" in file and int(rows["budgets"])
             else np.zeros(0, BUDGETS)
         )
-        if int(file.attrs["format_version"]) <= FROM_0:
+        version = int(file.attrs["format_version"])
+        if version <= FROM_0:
             _count_from_1(events, predicted, steps, plan_steps, budgets)
             _count_plans_from_1(plans)
-    trace = RankTrace(
-        sessions[-1].rank, path, sessions, events, steps, plans, plan_steps, budgets, predicted
-    )
+    tables = (events, steps, plans, plan_steps, budgets, predicted)
+    trace = RankTrace(sessions[-1].rank, path, sessions, *tables, version)
     trace.events = _with_session(trace, events)[sound]
     return trace, notes
 
@@ -316,12 +317,10 @@ def _keep_latest(traces, notes):
         given_up |= set(trace.events["step"][~keep].tolist())
         trace.events = trace.events[keep]
         if "step" in trace.steps:
-            # "<=": scalars of the state between steps (held-out loss) stand in the row of the next
-            # step.
-            rows = (
-                trace.steps["step"]
-                <= end[numbers[rank][session_of(trace, "steps", len(trace.steps["step"]))]]
-            )
+            ends = end[numbers[rank][session_of(trace, "steps", len(trace.steps["step"]))]]
+            # Where steps counted from 0, scalars of the state between two of them (held-out loss)
+            # stood in the row of the next one.
+            rows = trace.steps["step"] < ends + (trace.version <= FROM_0)
             trace.steps = _merge_steps({name: values[rows] for name, values in trace.steps.items()})
         rows = (
             trace.plan_steps["step"]

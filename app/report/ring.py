@@ -12,11 +12,12 @@ DIRECTIONS = {"attention_forward": "forward", "attention_backward": "backward"}
 NAMES = ("worker_imbalance", "step_imbalance", "computation_ratio")
 
 
-def analyse(traces):
-    """direction -> metrics, and direction -> (workers, ring steps, compute, wait)."""
+def analyse(traces, unplaced=()):
+    """direction -> metrics, and direction -> (workers, ring steps, compute, wait); of all steps but
+    `unplaced` (starts.unplaced_steps)."""
     sums = defaultdict(lambda: np.zeros(4))
     cells = defaultdict(lambda: defaultdict(lambda: np.zeros(3)))
-    for (*_, direction, _), workers in _passes(traces).items():
+    for (*_, direction, _), workers in _passes(traces, unplaced).items():
         if len(workers) < 2:
             continue
         ring_steps = sorted({t for steps in workers.values() for t in steps})
@@ -60,7 +61,7 @@ def _means(cells):
     return workers, ring_steps, compute, wait
 
 
-def _passes(traces):
+def _passes(traces, unplaced):
     """Attention events by pass, which is one layer of one micro-batch in one direction over the
     workers of a ring: (..., direction, turn) -> worker -> ring step -> [compute, wall]."""
     passes = defaultdict(lambda: defaultdict(dict))
@@ -71,7 +72,9 @@ def _passes(traces):
             (s.number,) + tuple(s.at.get(c, 0) for c in ("dp", "pp", "sp", "tp"))
             for s in trace.sessions
         ]
-        for session, place, direction, turn, t, entry in _ring_steps(trace.events):
+        for session, place, direction, turn, t, entry in _ring_steps(
+            trace.events[~np.isin(trace.events["step"], unplaced)]
+        ):
             number, dp, *others = groups[session]
             step, micro_batch, *layer = place
             ring = joined.get((step, dp, micro_batch), (dp, micro_batch))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import metrics
+from load import parse_deck, step_plans
 from style import number_ranges
 
 
@@ -40,6 +41,25 @@ def session_of_step(a, step):
         if session.number == number:
             return session
     return a.run.first_trace.last
+
+
+def unplaced_steps(a):
+    """Steps that hold no plan (trace.plans_every) and whose data-parallel ranks may have shared
+    micro-batches: which of them did is not known."""
+    planned, may_share = set(step_plans(a.run.traces)), {}
+    found = []
+    for step, number in zip(a.steps.tolist(), a.session.tolist()):
+        if step in planned:
+            continue
+        if number not in may_share:
+            may_share[number] = _may_share(parse_deck(session_of_step(a, step).deck))
+        if may_share[number]:
+            found.append(step)
+    return np.array(found, int)
+
+
+def _may_share(deck):
+    return deck.get("mesh.dp", 1) > 1 and deck.get("batching.method") in ("hbp", "balanced")
 
 
 def members(a):

@@ -61,3 +61,11 @@ def number_ranges(numbers):
 
 def series(i):
     return SERIES[i % len(SERIES)]
+
+
+def loss_unit(deck):
+    """What training losses are of; held-out ones are means of tokens, under DPO of pairs."""
+    if deck.get("loss.kind") == "dpo":
+        return "nats / pair"
+    summed = deck.get("loss.normaliser") == "sum"
+    return "training: nats, summed; held out: nats / token" if summed else "nats / token"

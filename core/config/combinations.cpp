@@ -297,7 +297,7 @@ std::string combinations_text() {
     dimension = &choice.dimension;
     const auto settings =
         choice.settings.empty() ? "default" : fmt::format("{}", fmt::join(choice.settings, "  "));
-    text += fmt::format("  {:<18}{}\n", choice.value, settings);
+    text += fmt::format("  {:<20}{}\n", choice.value, settings);
   }
   text += "\nRefused\n";
   for (const Refusal& r : refusals())

@@ -16,14 +16,16 @@ bool Config::any_set(const void* part, std::size_t bytes) const {
 }
 
 std::string Config::effective_deck() const {
-  std::string out = "# Effective deck: every key with its value.\n";
+  std::string out =
+      "# Effective deck: every key with its value; costs that are not stated, as comments.\n";
   if (!from.case_name.empty()) out += "# Case " + quoted(from.case_name) + "\n";
   for (const BlockSpec& block : deck_blocks()) {
     out += fmt::format("\n[{}]  # {}\n", block.name, block.meaning);
     for (const KeySpec& spec : deck_schema()) {
       if (spec.block != block.name) continue;
       const DeckValue v = spec.value(*this);
-      out += fmt::format("{} = {}  # {}{}{}\n", spec.key, to_text(v),
+      const bool stated = !counts_when_stated(spec) || from.settings.count(spec.path()) != 0;
+      out += fmt::format("{}{} = {}  # {}{}{}\n", stated ? "" : "# ", spec.key, to_text(v),
                          v == spec.default_value ? "default; " : "",
                          spec.unit.empty() ? "" : "[" + spec.unit + "] ", spec.meaning);
     }

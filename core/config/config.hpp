@@ -302,7 +302,8 @@ struct Config {
     return any_set(&part, sizeof part);
   }
   /// The whole effective deck as TOML: every key with its value, unit and meaning; defaults are
-  /// commented as such.  Reading it again gives the same values.
+  /// commented as such.  Reading it again gives the same values, stated where they were
+  /// (counts_when_stated).
   std::string effective_deck() const;
 
  private:

@@ -44,6 +44,10 @@ struct KeySpec {
   std::string path() const { return block + "." + key; }
 };
 
+/// Whether a key counts by being stated, whatever its value: a stated time takes the place of the
+/// device's rates.  An effective deck has such keys as comments where nothing stated them.
+inline bool counts_when_stated(const KeySpec& spec) { return spec.block == "costs"; }
+
 /// Blocks in printing order, each with one line of meaning, and all keys.
 struct BlockSpec {
   std::string name, meaning;

@@ -6,9 +6,16 @@
 #include <sstream>
 
 #include "core/base/error.hpp"
+#include "core/config/deck_schema.hpp"
 
 namespace ballast {
 namespace {
+
+std::string as_toml(const std::string& value) {
+  std::ostringstream out;
+  toml::parse("x = " + value)["x"].visit([&](const auto& typed) { out << typed; });
+  return out.str();
+}
 
 /// Values of a deck under "block.key", as TOML.
 std::map<std::string, std::string> values_of(const std::string& text, const std::string& name) {
@@ -23,6 +30,9 @@ std::map<std::string, std::string> values_of(const std::string& text, const std:
         values[std::string(block.str()) + "." + std::string(key.str())] = out.str();
       }
     }
+    for (const KeySpec& spec : deck_schema())  // comments of an effective deck
+      if (counts_when_stated(spec) && !values.empty() && values.count(spec.path()) == 0)
+        values[spec.path()] = as_toml(to_text(spec.default_value));
   } catch (const toml::parse_error& error) {
     fail("{}: its deck cannot be read: {}", name, error.description());
   }

@@ -83,8 +83,8 @@ constexpr TraceTable kTableList[kTables] = {
      "Operations of the rank's stage as simulated; times since the step's schedule began"}};
 
 constexpr NameMeaning kStepScalars[] = {
-    {"loss", "nats/token", "training loss"},
-    {"validation_loss", "nats/token", "loss of held-out samples, after the step"},
+    {"loss", "nats", "training loss, of a token; of a pair under DPO; or summed (loss.normaliser)"},
+    {"validation_loss", "nats", "loss of held-out samples, of a token or pair, after the step"},
     {"validation_tokens", "tokens", "of held-out samples, those that carry loss"},
     {"rewards_chosen", "1", "DPO: beta times what the policy gained on chosen answers, mean"},
     {"rewards_rejected", "1", "DPO: the same of rejected answers"},

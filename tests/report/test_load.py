@@ -334,6 +334,48 @@ class Restarts(RunTest):
         for before, after in zip(spans, spans[1:]):
             self.assertGreaterEqual(after["ts"], before["ts"] + before["dur"] - 1)
 
+    def test_scalars_of_a_step_given_up_are_not_shown(self):
+        """Held-out losses of a branch that the kept one did not measure again."""
+        run = self.folder / "run"
+        given_up = self.part(0, 3, 0, 1, 1.0, 5)
+        for step in range(3):
+            given_up.step(step, validation_loss=5.0 + step)
+        synthetic.write(run, [given_up])
+        synthetic.write(run, [self.part(2, 5, 0, 1, 2.0, 5)])
+        self.report(run)
+        with open(run / "report" / "steps.csv", newline="") as file:
+            rows = [r["validation_loss"] for r in csv.DictReader(file)]
+        self.assertEqual(rows, ["5.0", "6.0", "", "", ""])
+        self.assertEqual(self.metrics(run / "report")["validation_loss"], 6)
+
+    def test_steps_without_a_plan_hide_who_shared_a_micro_batch(self):
+        """Two ranks share one; without the step's plan it would count twice, and its rows of heads
+        for heads of two ranks."""
+        deck = '[mesh]\ndp = 2\n[batching]\nmethod = "hbp"\n'
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}, deck=deck) for r in range(2)]
+        plan = synthetic.batch_plan((0, 2, [64]), (0, 1, [9]))
+        plan |= {"step": 1, "lanes": [{"micro_batches": [0, 1]}, {"micro_batches": [0]}]}
+        for r, rank in enumerate(ranks):
+            for step in range(2):
+                rank.event("step", 10 * step, 10 * step + 9, step=step)
+                rank.event("forward", 10 * step, 10 * step + 4, step=step, mb=0)
+                rank.budget(step, 0, 0, 4, 10, 40)
+                rank.step(step, imbalance=1.1 + step / 10)
+            if r == 0:
+                for step in range(2):
+                    rank.event("forward", 10 * step + 4, 10 * step + 6, step=step, mb=1)
+        ranks[0].plan("step", 1, 0, plan)
+        run = synthetic.write(self.folder / "run", ranks, deck=deck)
+        text = self.report(run)
+        self.assertIn("1 of 2 steps hold no plan (trace.plans_every)", text)
+        self.assertIn("1 of 2 steps hold a batch plan", text)
+        m = self.metrics(run / "report")
+        # The first step by its micro-batches, of 4 and 2 s; the second as recorded.
+        self.assertAlmostEqual(m["imbalance"], (4 / 3 + 1.2) / 2)
+        self.assertAlmostEqual(m["sparsity_ratio"], 0.75)  # of all steps
+        with open(run / "report" / "budgets.csv", newline="") as file:
+            self.assertEqual({r["step"] for r in csv.DictReader(file)}, {"1"})
+
     def test_restart_on_fewer_ranks(self):
         run = self.folder / "run"
         synthetic.write(run, [self.part(0, 6, r, 3, 1.0, 1000) for r in range(3)], kill=True)

@@ -63,10 +63,9 @@ class Planner {
     if (options.method == Batching::hbp) {
       groups_ = options.groups;
       // Padding alone makes no sample too long for its group.
-      for (std::size_t i = 0; i < lengths.size() && !groups_.empty(); ++i)
-        if (const std::int64_t most = groups_[group_of(samples[i].tokens, groups_)].tokens;
-            samples[i].tokens <= most)
-          lengths[i] = std::min(lengths[i], most);
+      for (std::size_t i = 0; i < lengths.size(); ++i)
+        if (const std::size_t g = group_of(samples[i].tokens, groups_); g < groups_.size())
+          lengths[i] = std::min(lengths[i], groups_[g].tokens);
       GroupedPacking grouped = hbp_packing(
           lengths, groups_, options.dp, options.balance && options.packing == GroupPacking::alike,
           options.seed + stream);

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "core/base/error.hpp"
+#include "core/config/config.hpp"
+#include "core/config/deck_schema.hpp"
 #include "io/deck/deck_difference.hpp"
 
 namespace ballast {
@@ -21,6 +23,18 @@ TEST(DeckDifference, NamesWhatHasAnotherValue) {
   EXPECT_EQ(list[1].before, "");
   EXPECT_EQ(list[2].key, "run.list");
   EXPECT_TRUE(deck_differences("[a]\nb = 1\n", "[a]\nb=1", "").empty());
+}
+
+// Effective decks hold costs as comments where nothing stated them; older ones held them all.
+TEST(DeckDifference, CostsThatAreNotStatedHaveTheirDefaults) {
+  const double token_s = default_config().costs.forward_token_s;
+  const std::string run = "[run]\nsteps = 3\n", costs = run + "[costs]\nforward_token_s = ";
+  EXPECT_TRUE(deck_differences(costs + to_text(DeckValue(token_s)) + "\n", run, "").empty());
+  const auto list = deck_differences(run, costs + to_text(DeckValue(2 * token_s)) + "\n", "");
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_EQ(list[0].key, "costs.forward_token_s");
+  EXPECT_NE(list[0].before, "");
+  EXPECT_NE(list[0].before, list[0].now);
 }
 
 TEST(DeckDifference, ADamagedDeckIsNamed) {

@@ -90,6 +90,20 @@ TEST(DeckReader, EffectiveDeckReadsBackToTheSame) {
   EXPECT_EQ(again.text("run.output"), "a \"b\" \\c");
 }
 
+// Stated costs, even at their default, take the place of the device's rates; others do not.
+TEST(DeckReader, EffectiveDecksStateTheCostsThatWereStated) {
+  const auto again = [](const std::vector<std::string>& settings) {
+    return parse_deck(parse_deck(kSound, "deck.toml", settings).config().effective_deck(),
+                      "effective.toml")
+        .config();
+  };
+  EXPECT_FALSE(again({}).is_set(&Config::costs));
+  const double token_s = default_config().costs.forward_token_s;
+  const Config one = again({"costs.forward_token_s=" + to_text(DeckValue(token_s))});
+  EXPECT_TRUE(one.is_set(&Config::costs, &CostsConfig::forward_token_s));
+  EXPECT_FALSE(one.is_set(&Config::costs, &CostsConfig::forward_pair_s));
+}
+
 TEST(DeckReader, RandomEffectiveDecksRoundTrip) {
   const unsigned seed = test_seed();
   std::mt19937_64 random(seed);
