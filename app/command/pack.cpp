@@ -34,7 +34,8 @@ struct PackFacts {
   StepOptions step;
   std::optional<BudgetAverages> averages;  ///< sab balances by, as the steps before left them
   RunFacts run, full;                      ///< all and the full batches by those costs
-  double bound_s = 0;       ///< rank-seconds of every sample alone on one rank, over the ranks
+  /// Rank-seconds of every sample alone on one rank, over the ranks; of full batches.
+  double bound_s = 0, full_bound_s = 0;
   std::string not_trained;  ///< why `train` runs other batches; "" where it runs these
   std::string source;       ///< of a compared placement
   bool apart = false;       ///< a bound without plans
@@ -49,7 +50,7 @@ struct PackFacts {
     if (averages) averages->update(simulated.budgets.sums, simulated.budgets.counts);
     run.add({plan, simulated, 0});
     if (is_full) full.add({plan, simulated, 0});
-    bound_s += alone_seconds(plan);
+    add_bound(plan, is_full);
   }
   /// Attention apart from tokens has no plan: its steps are a bound by the same costs.
   void time_apart(const std::vector<SampleLength>& samples, bool is_full) {
@@ -59,13 +60,18 @@ struct PackFacts {
       if (facts == &run || is_full)
         ++facts->steps, facts->step_s += apart.even_s, facts->load_balance += 1;
     transfers_s += apart.transfers_s;
-    bound_s += alone_seconds(plan_batch_step(plan_batch(0, samples, step.batching), step));
+    add_bound(plan_batch_step(plan_batch(0, samples, step.batching), step), is_full);
   }
   double step_over_bound() const { return bound_s > 0 ? run.step_s / bound_s : 0; }
   /// What means are of: what an epoch leaves at its end is no step of a run.
   const RunFacts& steps() const { return full.steps > 0 ? full : run; }
 
  private:
+  void add_bound(const StepPlan& plan, bool is_full) {
+    const double seconds = alone_seconds(plan);
+    bound_s += seconds;
+    if (is_full) full_bound_s += seconds;
+  }
   /// Seconds of a step whose samples each run alone on one rank of every stage, work spread evenly.
   double alone_seconds(const StepPlan& plan) const {
     PlacedWork work;
@@ -227,7 +233,7 @@ nlohmann::ordered_json json(const PackFacts& f) {
   if (f.costs)
     out.update({{"run_seconds", f.run.step_s},
                 {"step_seconds", f.steps().mean_step_s()},
-                {"bound_seconds", f.run.mean(f.bound_s)},
+                {"bound_seconds", f.steps().mean(f.full.steps > 0 ? f.full_bound_s : f.bound_s)},
                 {"step_over_bound", f.step_over_bound()},
                 {"load_balance", f.steps().mean(f.steps().load_balance)},
                 {"idle_ranks", f.steps().mean(f.steps().idle_ranks)}});

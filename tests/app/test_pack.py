@@ -123,6 +123,21 @@ class Pack(RunCase):
             (result["tokens"], result["samples"], result["longest"]), (1190, 6, 400)
         )  # 400 + 400 + 200 and the short ones
 
+    def test_what_an_epoch_leaves_counts_in_no_mean(self):
+        """Ten equal samples over four ranks: two full steps, and a third that leaves two idle."""
+        text = (
+            '[mesh]\ndp = 4\n[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\n'
+            'method = "packed"\nmicro_batch_tokens = 128\nglobal_samples = 4\n[costs]\n'
+            "forward_token_s = 1e-3\n"
+        )
+        result = self.pack(self.deck(text=text, data=self.lengths_file([128] * 10)))
+        self.assertEqual((result["batches"], result["samples"]), (3, 10))
+        self.assertEqual((result["idle_ranks"], result["load_balance"]), (0, 1))
+        self.assertAlmostEqual(3 * result["step_seconds"], result["run_seconds"])
+        self.assertAlmostEqual(result["bound_seconds"], result["step_seconds"])
+        # Of the run: the last step takes as long for half the samples.
+        self.assertAlmostEqual(result["step_over_bound"], 3 / 2.5)
+
     def test_groups_that_cannot_be(self):
         deck = os.path.join(DECKS, "table6.toml")
         for override, words in (
