@@ -175,9 +175,12 @@ double parse_wall_time(const std::string& text) {
                       !text.empty() && text.front() != '-';
   const double total = 86400.0 * static_cast<double>(days) + 3600.0 * static_cast<double>(hours) +
                        60.0 * static_cast<double>(minutes) + static_cast<double>(seconds);
-  require(read == 3 && digits && days >= 0 && hours >= 0 && minutes >= 0 && seconds >= 0 &&
-              minutes < 60 && seconds < 60 && total > 0,
-          "-t {}: a wall-time limit is HH:MM:SS or D-HH:MM:SS, above zero", text);
+  require(
+      read == 3 && digits && days >= 0 && hours >= 0 && minutes >= 0 && seconds >= 0 &&
+          minutes < 60 && seconds < 60 && total > 0,
+      "-t {}: a wall-time limit is HH:MM:SS or D-HH:MM:SS, above zero, with minutes and seconds "
+      "below 60 and at most five digits a number",
+      text);
   return total;
 }
 

@@ -1,6 +1,7 @@
 // ballast eval: the held-out loss of a checkpoint or of published weights, and generated texts.
 #include "app/command/command_line.hpp"
 #include "app/observe/json_output.hpp"
+#include "app/plan/opened_files.hpp"
 #include "app/train/checkpointing.hpp"
 #include "app/train/evaluation.hpp"
 #include "app/train/generation.hpp"
@@ -38,6 +39,7 @@ int eval_command(const CommandLine& line) {
   check_all(world, !session.sampler.validation().empty(),
             "eval: the validation split is empty; set data.validation_share (data.needle_held_out "
             "for needle data) above 0");
+  together(world, [&] { refuse_held_out_without_loss(config, *session.dataset, session.sampler); });
   ShardedOptimizer optimizer(session.parameters, session.mesh.replica, config.optimizer.zero, {},
                              nullptr, muon_options(config));
   load_base(session);

@@ -35,7 +35,7 @@ void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
   SamplerPosition position;
   for (std::int64_t s = 0; s < steps; ++s) input.steps.push_back(samples.next(position));
   const Dataset& data = samples.dataset();
-  refuse_missing_held_out(config, samples.sampler());
+  refuse_missing_held_out(config, data, samples.sampler());
   refuse_missing_drift_sample(config, data, samples.sampler());
   const std::int64_t longest = longest_sample(data), tokens = data.length(longest);
   input.longest = {longest, tokens, tokens};

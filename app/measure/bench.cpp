@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <limits>
 
 #include "core/base/nearest_name.hpp"
 #include "core/base/precision.hpp"
@@ -60,7 +61,9 @@ T number(const std::string& key, const std::string& text, const char* what) {
 
 std::int64_t BenchSettings::integer(const std::string& key, std::int64_t minimum) const {
   const auto value = number<std::int64_t>(key, text(key), "an integer");
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   require(value >= minimum, "bench setting {}={} must be at least {}", key, value, minimum);
+  require(value <= kMost, "bench setting {}={} must be at most {}", key, value, kMost);
   return value;
 }
 

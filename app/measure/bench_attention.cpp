@@ -23,8 +23,11 @@ std::vector<std::int64_t> segment_lengths(const BenchSettings& settings, std::in
   const std::string& source = settings.text("lengths");
   std::vector<std::int64_t> lengths, pool;
   if (source.empty()) {
-    require(segments <= tokens,
-            "bench attention: {} segments of {} tokens; every segment needs one", segments, tokens);
+    require(
+        segments < tokens,
+        "bench attention: {} segments of {} tokens; one of them needs two, as a token alone has "
+        "no gradients of q and k to compare",
+        segments, tokens);
     for (std::int64_t s = 0; s < segments; ++s)
       lengths.push_back(tokens * (s + 1) / segments - tokens * s / segments);
     return lengths;

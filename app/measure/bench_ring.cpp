@@ -301,7 +301,7 @@ BenchResult measure(const RingProblem& p, const BenchSettings& settings, const C
 BenchResult run(const BenchSettings& settings) {
   const Communicator world = Communicator::world();
   const int ranks = world.size(), outer = static_cast<int>(settings.integer("outer"));
-  RingProblem p{settings.integer("tokens"),
+  RingProblem p{settings.integer("tokens", 2),
                 settings.integer("q_heads"),
                 settings.integer("kv_heads"),
                 settings.integer("head_dim"),

@@ -34,8 +34,22 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
           beyond, data.samples(), groups.back(), data.length(longest_sample(data)));
 }
 
-void refuse_missing_held_out(const Config& config, const Sampler& sampler) {
-  if (!sampler.validation().empty()) return;
+void refuse_held_out_without_loss(const Config& config, const Dataset& data,
+                                  const Sampler& sampler) {
+  const std::vector<std::int64_t> samples = sampler.evaluated(config.eval.samples);
+  require(std::any_of(samples.begin(), samples.end(),
+                      [&](std::int64_t s) { return data.loss_tokens(s) > 0; }),
+          "eval.samples = {}: none of the {} held-out samples that an evaluation takes has a token "
+          "that carries loss; take more of the {} held out, or look at data.mask_path and "
+          "data.validation_share",
+          config.eval.samples, samples.size(), sampler.validation().size());
+}
+
+void refuse_missing_held_out(const Config& config, const Dataset& data, const Sampler& sampler) {
+  if (!sampler.validation().empty()) {
+    if (config.eval.every_steps > 0) refuse_held_out_without_loss(config, data, sampler);
+    return;
+  }
   const auto needs = [&](const char* key, std::int64_t value) {
     require(value == 0,
             "{} = {}: no sample is held out (data.validation_share = {}, {} samples: a single "
@@ -119,7 +133,7 @@ OpenedFiles open_files_of(const Config& config) {
       const Sampler sampler = sampler_of(config, *data);
       found.data += fmt::format("; {} samples for training, {} held out",
                                 sampler.training_samples(), sampler.validation().size());
-      refuse_missing_held_out(config, sampler);
+      refuse_missing_held_out(config, *data, sampler);
       refuse_missing_drift_sample(config, *data, sampler);
       if (config.eval.every_steps > 0 && config.eval.generate.tokens > 0)
         refuse_prompts_beyond_groups(

@@ -44,6 +44,9 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data);
 void refuse_without_loss(const Dataset& data);
 
 /// Evaluations would silently have nothing to measure, or to continue.
-void refuse_missing_held_out(const Config& config, const Sampler& sampler);
+void refuse_missing_held_out(const Config& config, const Dataset& data, const Sampler& sampler);
+/// A mean over no tokens is none, and would pass for the best.
+void refuse_held_out_without_loss(const Config& config, const Dataset& data,
+                                  const Sampler& sampler);
 
 }  // namespace ballast

@@ -34,7 +34,7 @@ Sampler sampler_together(const Communicator& world, const Config& config, const 
   std::optional<Sampler> sampler;
   together(world, [&] {
     sampler = sampler_of(config, dataset);
-    refuse_missing_held_out(config, *sampler);
+    refuse_missing_held_out(config, dataset, *sampler);
     sampler->begin_with(curriculum(config), [&](std::int64_t s) { return dataset.length(s); });
   });
   return *std::move(sampler);

@@ -22,12 +22,15 @@ void account(MemoryCategory category, std::int64_t bytes) {
   g_memory.peak_total = std::max(g_memory.peak_total, g_memory.current_total);
 }
 
+constexpr std::int64_t kMostElements = std::int64_t{1} << 59;  // of eight bytes each
+
 Shape row_major(const Shape& shape) {
   Shape strides(shape.size());
   std::int64_t stride = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= shape[i];
+    require(!__builtin_mul_overflow(stride, shape[i], &stride) && stride < kMostElements,
+            "a tensor of shape {} has more elements than can be counted", to_string(shape));
   }
   return strides;
 }

@@ -72,6 +72,10 @@ class Bench(RunCase):
         )
         self.assertIn('did you mean "tokens"', self.refused(1, "ring", "token=5"))
         self.assertIn("must be host or cuda", self.refused(1, "gemm", "backend=gpu"))
+        self.assertIn("one of them needs two", self.refused(1, "attention", "tokens=1"))
+        self.assertIn("must be at most", self.refused(1, "gemm", f"n={1 << 62}"))
+        large = [f"{key}={2 * 10**9}" for key in ("tokens", "q_heads", "kv_heads", "head_dim")]
+        self.assertIn("more elements than can be counted", self.refused(1, "attention", *large))
 
 
 if __name__ == "__main__":

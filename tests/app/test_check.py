@@ -154,6 +154,26 @@ class Check(RunCase):
         none = self.run_ballast(1, "check", deck, *keys, drift, "data.validation_share=0", status=1)
         self.assertIn("trace.recall_drift needs a held-out sample", none.stderr)
 
+    def test_held_out_samples_need_a_token_that_carries_loss(self):
+        """A sample of one token predicts nothing: a loss of 0 would be the best for ever."""
+        rng = random.Random(1)
+        lengths = [1] * 30 + [200]
+        rng.shuffle(lengths)
+        deck = self.deck(dp=1, steps=1)
+        keys = ['data.source="lengths"', f"data.lengths={lengths}", "data.validation_share=0.5"]
+        keys += ["data.min_tokens=1", "eval.samples=1", "batching.global_tokens=100"]
+        words = "none of the 1 held-out samples that an evaluation takes has a token that carries"
+        for command in (["check"], ["train", "-d", self.out("run")]):
+            done = self.run_ballast(
+                1, command[0], deck, *command[1:], *keys, "eval.every_steps=1", status=1
+            )
+            self.assertIn(words, done.stderr)
+        self.run_ballast(1, "train", deck, "-d", self.out("run"), *keys, "checkpoint.every_steps=1")
+        done = self.run_ballast(
+            1, "eval", deck, "-d", self.out("run"), "-r", "latest", *keys, status=1
+        )
+        self.assertIn(words, done.stderr)
+
     def test_the_files_are_opened(self):
         deck = self.deck()
         text, facts = self.check(deck)
