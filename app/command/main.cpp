@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -52,6 +53,9 @@ std::string twin_problem(const CommandLine& line) {
 
 /// What an error says, or where it came of standard output, that.
 std::string words(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
+    return "no host memory is left for the plan or data of this deck: use shorter samples, larger "
+           "chunks or micro-batches (fewer of them a step), or a higher limit (ulimit -v)";
   if (!std::ferror(stdout)) return error.what();
   return fmt::format("standard output cannot be written ({})", error.what());
 }

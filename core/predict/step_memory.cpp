@@ -56,6 +56,19 @@ int largest_ring(const std::vector<StepPlan>& steps, std::size_t lane) {
   return ranks;
 }
 
+/// [rank] Hash of what a lane's ranks hold of every micro-batch by its layout.
+std::vector<Hash> shard_hashes(const std::vector<StepPlan>& steps, std::size_t lane, int ring) {
+  std::vector<Hash> hashes(static_cast<std::size_t>(ring));
+  for (const StepPlan& plan : steps)
+    for (const int id : plan.lanes.at(lane).micro_batches) {
+      const SequenceLayout layout =
+          plan.layout(plan.micro_batches.at(static_cast<std::size_t>(id)));
+      for (int rank = 0; rank < ring; ++rank)
+        hashes[static_cast<std::size_t>(rank)].add(layout.local_tokens(rank % layout.ranks()));
+    }
+  return hashes;
+}
+
 /// [stage][rank] What each of a lane's ranks has of Muon's work, without repetitions; empty where
 /// they do not share it.  Ranks of a lane are neighbours (sp fastest, then cp; lanes are joined
 /// along dp), and the Ulysses ranks of one ring rank hold like shards.  `ring_rank` of `ring`: its
@@ -140,9 +153,15 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
   const MeshShape& mesh = steps.front().mesh;
   for (std::size_t d = 0; d < steps.front().lanes.size(); ++d) {
     const std::vector<std::vector<ForwardPasses>> between = work_between(options, d);
-    std::set<std::pair<std::vector<std::int64_t>, LaneShares>> seen;  // shards of ring ranks
+    // Ranks with like shards are alike.  Shards by layout come first: the work of a rank takes as
+    // long as its ring is large.
+    std::set<std::pair<std::uint64_t, LaneShares>> met;
+    std::set<std::pair<std::vector<std::int64_t>, LaneShares>> seen;
     const int ring = largest_ring(steps, d);
+    const std::vector<Hash> held = shard_hashes(steps, d, ring);
     for (int rank = 0; rank < ring; ++rank) {
+      const LaneShares shares = lane_shares(stages, mesh, d, rank, ring);
+      if (!met.emplace(held[static_cast<std::size_t>(rank)].value(), shares).second) continue;
       std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
       std::vector<std::int64_t> shards;
       for (const StepPlan& plan : steps) {
@@ -151,7 +170,6 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
         for (const RankMicroBatch& m : step.front().list) shards.push_back(m.shard_tokens);
         for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
       }
-      const LaneShares shares = lane_shares(stages, mesh, d, rank, ring);
       if (!seen.emplace(std::move(shards), shares).second) continue;
       for (std::size_t s = 0; s < stages.size(); ++s)
         for (const StageMemory& of_rank : ranks_of(stages[s], shares[s]))

@@ -116,13 +116,14 @@ Tensor HostRecallScores::maximum(const Tensor& queries, const Tensor& keys_, dou
       const std::int64_t h = i / rows, r = i % rows;
       const double* from = queries.data<double>() + (r * heads + h) * dim;
       const std::vector<T> q(from, from + dim);
-      T* score = scores + h * place_.back() + place_[r] - at_.visible[r].begin;
+      const std::int64_t begin = at_.visible[r].begin;
+      T* score = scores + h * place_.back() + place_[r];
       T best = -std::numeric_limits<T>::infinity();
-      for (std::int64_t j = at_.visible[r].begin; j < at_.visible[r].end; ++j) {
+      for (std::int64_t j = begin; j < at_.visible[r].end; ++j) {
         const T* key = keys + j * stride + h / group * dim;
-        score[j] = static_cast<T>(
+        score[j - begin] = static_cast<T>(
             scale * host::lane_sum<T>(dim, [&](std::int64_t d) { return q[d] * key[d]; }));
-        best = std::max(best, score[j]);
+        best = std::max(best, score[j - begin]);
       }
       top[i] = best;
     });
@@ -145,12 +146,13 @@ Tensor HostRecallScores::sums(const Tensor& maximum, const Tensor& computed) {
       const std::int64_t base = at_.base[at], own = at_.own[at];
       const std::uint64_t* word = bits + (index_heads > 1 ? h : 0) * words + at_.first_word[r];
       std::int64_t* sum = sums.data<std::int64_t>() + i * kSums;
-      const T* row_scores = scores + h * place_.back() + place_[r] - at_.visible[r].begin;
-      for (std::int64_t j = at_.visible[r].begin; j < at_.visible[r].end;) {
+      const std::int64_t begin = at_.visible[r].begin;
+      const T* row_scores = scores + h * place_.back() + place_[r];
+      for (std::int64_t j = begin; j < at_.visible[r].end;) {
         const std::int64_t block = at_.key_block[j / kBlock] - base, first = j % kBlock,
                            n = std::min<std::int64_t>(at_.visible[r].end - j, kBlock - first);
         std::int64_t mass[kBlock];
-        masses(row_scores + j, n, static_cast<T>(most[i]), mass);
+        masses(row_scores + (j - begin), n, static_cast<T>(most[i]), mass);
         const std::uint64_t computed_keys = word[block];
         std::int64_t& part = sum[1 + static_cast<int>(part_of(block, own, computed_keys))];
         for (std::int64_t c = 0; c < n; ++c) sum[0] += mass[c];

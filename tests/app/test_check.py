@@ -154,6 +154,12 @@ class Check(RunCase):
         none = self.run_ballast(1, "check", deck, *keys, drift, "data.validation_share=0", status=1)
         self.assertIn("trace.recall_drift needs a held-out sample", none.stderr)
 
+    def test_a_ring_of_many_ranks_is_checked_in_seconds(self):
+        """Ranks with like shards are looked at once: some 1 s, where each by itself took 40."""
+        deck = self.deck(dp=1, steps=2)
+        done = self.run_ballast(1, "check", deck, "mesh.cp_outer=16384", timeout=25)
+        self.assertIn("all 16384 ranks", done.stdout)
+
     def test_held_out_samples_need_a_token_that_carries_loss(self):
         """A sample of one token predicts nothing: a loss of 0 would be the best for ever."""
         rng = random.Random(1)
