@@ -59,7 +59,10 @@ def unplaced_steps(a):
 
 
 def _may_share(deck):
-    return deck.get("mesh.dp", 1) > 1 and deck.get("batching.method") in ("hbp", "balanced")
+    method, ranks = deck.get("batching.method"), deck.get("batching.group_ranks")
+    selected = deck.get("batching.groups_from", "deck") != "deck"
+    groups = method == "hbp" and (selected or ranks is None or any(r > 1 for r in ranks))
+    return deck.get("mesh.dp", 1) > 1 and (groups or method == "balanced")
 
 
 def members(a):

@@ -351,7 +351,7 @@ class Restarts(RunTest):
     def test_steps_without_a_plan_hide_who_shared_a_micro_batch(self):
         """Two ranks share one; without the step's plan it would count twice, and its rows of heads
         for heads of two ranks."""
-        deck = '[mesh]\ndp = 2\n[batching]\nmethod = "hbp"\n'
+        deck = '[mesh]\ndp = 2\n[batching]\nmethod = "hbp"\ngroup_ranks = [1, 2]\n'
         ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}, deck=deck) for r in range(2)]
         plan = synthetic.batch_plan((0, 2, [64]), (0, 1, [9]))
         plan |= {"step": 1, "lanes": [{"micro_batches": [0, 1]}, {"micro_batches": [0]}]}
