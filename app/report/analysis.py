@@ -247,14 +247,14 @@ def _sparse(a):
     for rank in a.ranks:
         trace = a.run.traces[rank]
         rows = trace.budgets
+        known = rows[rows["step"] >= 0]
+        a.pairs += (known["computed_pairs"].sum(), known["visible_pairs"].sum())
         heads, counted = _heads(a, trace, plans)
         names = ("step", "layer", "budget", "overflow", "computed_pairs", "visible_pairs")
         columns = (rows[n].tolist() for n in names)
         for head, counts, step, layer, budget, overflow, computed, visible in zip(
             heads, counted, *columns
         ):
-            if step >= 0:
-                a.pairs += (computed, visible)
             if step >= 0 and step not in unplaced:
                 alike = (counts * budget, counts) if counts else (0, 0)
                 table[step, layer, head] += (*alike, computed, visible, counts * overflow)
