@@ -161,8 +161,7 @@ std::string table(const Session& session, const Measured& m, const Row& row, dou
   if (m.put_off > 0)
     text += fmt::format(
         "# {} choices of a matrix product's algorithm, which take up to seconds, were put off in "
-        "the "
-        "timed steps; a larger warmup=M makes them before\n",
+        "the timed steps; a larger warmup=M makes them before\n",
         m.put_off);
   if (m.profile) text += m.profile->text();
   for (const std::string& note : m.notes) text += "# profile: " + note + "\n";

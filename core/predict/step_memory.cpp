@@ -153,24 +153,19 @@ std::vector<MemoryEstimate> run_memory(const std::vector<StepPlan>& steps,
   const MeshShape& mesh = steps.front().mesh;
   for (std::size_t d = 0; d < steps.front().lanes.size(); ++d) {
     const std::vector<std::vector<ForwardPasses>> between = work_between(options, d);
-    // Ranks with like shards are alike.  Shards by layout come first: the work of a rank takes as
-    // long as its ring is large.
-    std::set<std::pair<std::uint64_t, LaneShares>> met;
-    std::set<std::pair<std::vector<std::int64_t>, LaneShares>> seen;
+    // Ranks with like shards are alike; the work of one takes as long as its ring is large.
+    std::set<std::pair<std::uint64_t, LaneShares>> seen;
     const int ring = largest_ring(steps, d);
     const std::vector<Hash> held = shard_hashes(steps, d, ring);
     for (int rank = 0; rank < ring; ++rank) {
       const LaneShares shares = lane_shares(stages, mesh, d, rank, ring);
-      if (!met.emplace(held[static_cast<std::size_t>(rank)].value(), shares).second) continue;
+      if (!seen.emplace(held[static_cast<std::size_t>(rank)].value(), shares).second) continue;
       std::vector<std::vector<StageWork>> work(stages.size());  // [stage][step]
-      std::vector<std::int64_t> shards;
       for (const StepPlan& plan : steps) {
         std::vector<StageWork> step =
             lane_work(plan, static_cast<int>(d), stages.front().index_rules(), rank);
-        for (const RankMicroBatch& m : step.front().list) shards.push_back(m.shard_tokens);
         for (std::size_t s = 0; s < stages.size(); ++s) work[s].push_back(std::move(step.at(s)));
       }
-      if (!seen.emplace(std::move(shards), shares).second) continue;
       for (std::size_t s = 0; s < stages.size(); ++s)
         for (const StageMemory& of_rank : ranks_of(stages[s], shares[s]))
           peaks[s].take_peaks(replay_ranks(of_rank, work[s], between.at(s)));

@@ -193,13 +193,13 @@ __global__ void narrow_kernel(const float* x, std::int64_t x_stride, __nv_bfloat
   }
 }
 
-/// Whether rows can be read and written four columns at a time.
-bool in_quads(const void* rows, std::int64_t stride, std::int64_t width) {
-  return width % 4 == 0 && stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(rows) % 16 == 0;
+/// Whether rows are read and written so many columns at a time.
+bool in_groups(int columns, const void* rows, std::int64_t stride, std::int64_t width) {
+  return width % columns == 0 && stride % columns == 0 &&
+         reinterpret_cast<std::uintptr_t>(rows) % 16 == 0;
 }
-
-bool in_packs(const void* rows, std::int64_t stride, std::int64_t width) {
-  return width % 8 == 0 && stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(rows) % 16 == 0;
+bool in_quads(const void* rows, std::int64_t stride, std::int64_t width) {
+  return in_groups(4, rows, stride, width);
 }
 
 unsigned rope_blocks(std::int64_t tokens) {
@@ -271,7 +271,8 @@ cudaError_t dropout(const Bf16* x, std::int64_t x_stride, const std::int64_t* ke
   constexpr int kColumns = kDropoutColumns * kThreads, kMostRows = 65535;  // a grid's
   const dim3 blocks(static_cast<unsigned>((width + kColumns - 1) / kColumns),
                     static_cast<unsigned>(rows < kMostRows ? rows : kMostRows));
-  const bool packs = in_packs(x, x_stride, width) && in_packs(y, y_stride, width);
+  const bool packs = in_groups(kDropoutColumns, x, x_stride, width) &&
+                     in_groups(kDropoutColumns, y, y_stride, width);
   const auto kernel =
       packs ? (accumulate ? dropout_kernel<true, true> : dropout_kernel<true, false>)
             : (accumulate ? dropout_kernel<false, true> : dropout_kernel<false, false>);
