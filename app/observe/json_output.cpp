@@ -1,11 +1,10 @@
 #include "app/observe/json_output.hpp"
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "core/base/error.hpp"
+#include "io/files/text_file.hpp"
 
 namespace ballast {
 
@@ -23,19 +22,17 @@ std::string json_problem(const std::string& file) {
         "--json {}: this file is there, beside a model's config.json; choose another "
         "name",
         file);
-  const bool opens = std::ofstream(file, std::ios::app).good();
-  const std::string why = opens ? "" : std::strerror(errno);
-  if (std::error_code ignored; opens && !there) std::filesystem::remove(file, ignored);
-  return opens ? "" : fmt::format("--json {}: the file cannot be written: {}", file, why);
+  const std::string why = unwritable(file);
+  return why.empty() ? "" : fmt::format("--json {}: the file cannot be written: {}", file, why);
 }
 
 void write_json(const std::string& file, const nlohmann::ordered_json& value) {
   if (file.empty()) return;
-  std::ofstream out(file);
   // Names come from files and may hold any bytes; what is no UTF-8 is replaced.
-  out << value.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
-  out.close();
-  require(!out.fail(), "--json {}: the file cannot be written", file);
+  const std::string text =
+      value.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+  const std::string why = write_text(file, text);
+  require(why.empty(), "--json {}: the file cannot be written: {}", file, why);
 }
 
 }  // namespace ballast

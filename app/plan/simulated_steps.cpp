@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "app/plan/planned_run.hpp"
 #include "ballast_version.hpp"
 #include "core/base/error.hpp"
 #include "core/plan/plan_json.hpp"
+#include "io/files/text_file.hpp"
 #include "io/trace/trace_writer.hpp"
 #include "parallel/pipeline/stage_executor.hpp"
 
@@ -149,9 +149,7 @@ void SimulatedSteps::write_trace(const std::string& folder, const CheckFacts& fa
       begin_s += s.step_s;
     }
   }
-  std::ofstream deck(folder + "/deck.toml");
-  deck << config_.effective_deck();
-  require(deck.good(), "cannot write {}/deck.toml", folder);
+  require_written(folder + "/deck.toml", config_.effective_deck());
 }
 
 }  // namespace ballast

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.hpp"
 #include "core/base/random.hpp"
+#include "io/files/text_file.hpp"
 #include "io/model/safetensors.hpp"
 #include "kernels/model/parameters.hpp"
 
@@ -169,10 +169,7 @@ void write_peft(const std::string& dir, const std::string& checkpoint, const Con
                                     {"fan_in_fan_out", false},
                                     {"use_rslora", false},
                                     {"inference_mode", true}};
-  std::ofstream file(description);  // last: its presence says that the folder is whole
-  file << json.dump(2) << '\n';
-  file.close();
-  require(file.good(), "{} cannot be written; is the disk full?", description);
+  require_written(description, json.dump(2) + '\n');  // last: it says that the folder is whole
 }
 
 }  // namespace ballast

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "io/checkpoint/checkpoint_folder.hpp"
+#include "io/files/text_file.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
@@ -107,37 +108,22 @@ bool RunFolder::stands() {
 }
 
 std::string RunFolder::write_deck(const std::string& text) const {
-  const std::string fresh = deck() + ".new";
-  std::error_code error, ignored;
-  if (fs::exists(deck(), ignored) && !fs::is_regular_file(deck(), ignored))
+  if (std::error_code ignored; fs::exists(deck(), ignored) && !fs::is_regular_file(deck(), ignored))
     return fmt::format("{}: is no regular file", deck());
-  errno = 0;
-  std::ofstream file(fresh);
-  file << text;
-  file.close();
-  if (file) fs::rename(fresh, deck(), error);
-  if (file && !error) return "";
-  const std::string why = error ? error.message() : std::strerror(errno);
-  fs::remove(fresh, ignored);
-  return fmt::format("{}: cannot be written: {}", deck(), why);
+  const std::string why = write_text(deck(), text);
+  return why.empty() ? "" : fmt::format("{}: cannot be written: {}", deck(), why);
 }
 
 bool RunFolder::write(const std::string& state, std::int64_t step, const std::string& checkpoint,
                       const std::string& why) const {
   nlohmann::ordered_json status{{"state", state}, {"step", step}, {"checkpoint", checkpoint}};
   if (!why.empty()) status["why"] = why;
-  const std::string fresh = fmt::format("{}.new{}", status_file(), rank_);
   const std::string text =
       status.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
-  std::ofstream out(fresh);
-  out << text;
-  out.close();
-  std::error_code error, ignored;
-  if (out) fs::rename(fresh, status_file(), error);
-  if (out && !error) return true;
-  fs::remove(fresh, ignored);
+  if (write_text(status_file(), text, fmt::format(".new{}", rank_)).empty()) return true;
   if (overwrite(status_file(), text)) return true;
   // What an earlier session or step said must not stand for this one.
+  std::error_code ignored;
   fs::remove(status_file(), ignored);
   return false;
 }

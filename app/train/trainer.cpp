@@ -494,13 +494,17 @@ void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients
                           layer < 0 ? std::string("the head (every layer's output is finite)")
                                     : fmt::format("layer {}", layer));
   }
+  const auto text = [](double value) {  // the sign of a NaN says nothing
+    return std::isnan(value) ? std::string("nan") : fmt::to_string(value);
+  };
   const std::string what = fmt::format("step {}: loss = {}, gradient norm = {}", state_.step + 1,
-                                       found.loss, found.norm);
+                                       text(found.loss), text(found.norm));
   // The state before this step may be the culprit, so the file to go back to is an older one.
   const std::string older = checkpoints_->before(state_.step);
   const std::string remedy = fmt::format(
-      "no checkpoint was replaced; lower optimizer.learning_rate or look at the data of this step, "
-      "then {}",
+      "no checkpoint was replaced; {} the data of this step, then {}",
+      state_.step == 0 ? "nothing was learnt yet: look at the weights that the run began with and"
+                       : "lower optimizer.learning_rate or look at",
       older.empty() ? "begin anew: there is no checkpoint of an earlier state"
                     : "continue with -r " + older);
   check_all(session_.mesh.world, where.empty(),

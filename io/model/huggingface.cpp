@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "core/base/lfs_pointer.hpp"
+#include "io/files/text_file.hpp"
 #include "io/model/safetensors.hpp"
 
 namespace ballast {
@@ -185,10 +186,7 @@ json config_of(const ModelShape& shape, const std::string& dtype) {
 }
 
 void write_json_file(const std::string& path, const json& value) {
-  std::ofstream file(path);
-  file << value.dump(2) << '\n';
-  file.flush();
-  require(file.good(), "{}: cannot be written; is the disk full?", path);
+  require_written(path, value.dump(2) + '\n');
 }
 
 /// Every layer has to see the whole context: one that slides a window over it is another model.

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/base/error.hpp"
+#include "io/files/text_file.hpp"
 
 namespace ballast {
 namespace {
@@ -76,10 +77,7 @@ nlohmann::ordered_json to_json(const HeadRule& rule) {
 }
 
 void write_head_table(const std::string& file, const nlohmann::ordered_json& text) {
-  std::ofstream stream(file);
-  stream << text.dump(1) << '\n';
-  stream.flush();
-  require(stream.good(), "{} cannot be written", file);
+  require_written(file, text.dump(1) + '\n');
 }
 
 }  // namespace ballast

@@ -3,12 +3,12 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "core/plan/batch/batch_plan.hpp"
+#include "io/files/text_file.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 
 namespace ballast {
@@ -274,12 +274,9 @@ void require_writable_profile(const std::string& path) {
   if (!folder.empty()) std::filesystem::create_directories(folder, error);
   require(!error, "profile table {} cannot be written: {}: {}", path, folder.string(),
           error.message());
-  const std::string partial = path + ".partial";
-  const bool opened = std::ofstream(partial).good();
-  const std::string why = opened ? "" : std::strerror(errno);
-  std::filesystem::remove(partial, error);
-  require(opened && !std::filesystem::is_directory(path), "profile table {} cannot be written: {}",
-          path, opened ? "it is a folder" : why);
+  const std::string why =
+      std::filesystem::is_directory(path) ? "it is a folder" : unwritable(path + ".partial");
+  require(why.empty(), "profile table {} cannot be written: {}", path, why);
 }
 
 void write_profile(const std::string& path, const ProfileTable& table) {
