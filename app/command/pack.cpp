@@ -163,7 +163,7 @@ void pack(const Config& config, const ComparedPlacement* compared, PackFacts& f)
       f.averages.emplace(static_cast<double>(f.simulation.dst.base_budget), config.sab.decay);
       f.options.batching.sample_cost = [&f](std::int64_t tokens) {
         return sample_seconds(*f.costs, tokens, f.averages->budget(tokens),
-                              own_split(f.options.mesh));
+                              own_split(f.options.mesh), f.simulation.recompute.of(0));
       };
     }
     f.step = step_options(config, f.options, f.simulation, *f.costs);

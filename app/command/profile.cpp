@@ -12,7 +12,7 @@
 #include "app/measure/profile_links.hpp"
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
-#include "app/plan/latency.hpp"
+#include "app/plan/deck_profile.hpp"
 #include "app/plan/plan.hpp"
 #include "app/train/session.hpp"
 #include "ballast_version.hpp"

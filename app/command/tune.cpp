@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -19,6 +18,7 @@
 #include "core/predict/memory_replay.hpp"
 #include "core/search/tune_reasons.hpp"
 #include "io/deck/deck_reader.hpp"
+#include "io/files/text_file.hpp"
 
 namespace ballast {
 namespace {
@@ -150,8 +150,11 @@ ordered_json json(const TuneResult& r, const std::vector<Loss>& lost, const Tune
 }
 
 std::string write_problem(const TuneLine& asked) {
-  if (asked.write.empty() || asked.overwrite || !std::filesystem::exists(asked.write)) return "";
-  return asked.write + " is there already; choose another name for --write, or --overwrite";
+  if (asked.write.empty()) return "";
+  if (!asked.overwrite && std::filesystem::exists(asked.write))
+    return asked.write + " is there already; choose another name for --write, or --overwrite";
+  const std::string why = unwritable(asked.write);
+  return why.empty() ? "" : fmt::format("--write {}: cannot be written: {}", asked.write, why);
 }
 
 /// The best plan's deck; parsed before it is written, so that it is sound.
@@ -165,10 +168,7 @@ void write_deck(const CommandLine& line, const Config& base, const Trial& best,
                       best.candidate.mesh.size(), file);
   text += stated_deck(with(base, best.candidate));
   parse_config(text, file);
-  std::ofstream out(file);
-  out << text;
-  out.close();
-  require(out.good(), "{}: cannot be written", file);
+  require_written(file, text);
   fmt::print("\nwrote {}; train with it: mpiexec -n {} ballast train {}\n", file,
              best.candidate.mesh.size(), file);
 }
@@ -197,8 +197,8 @@ TuneResult search(const CommandLine& line, TuneInput& input, std::string& source
 
 int tune_command(const CommandLine& line) {
   const TuneLine& asked = line.tune;
-  const std::string unwritable = write_problem(asked);
-  require(unwritable.empty(), "{}", unwritable);
+  const std::string problem = write_problem(asked);
+  require(problem.empty(), "{}", problem);
   const DeckNeeds needs{.model = true, .data = true, .groups = false};
   const std::vector<Config> configs = line.configs(needs);
   require(configs.size() == 1, "{} has {} cases; choose one with --case", line.deck_file,

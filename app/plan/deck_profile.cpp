@@ -1,4 +1,4 @@
-#include "app/plan/latency.hpp"
+#include "app/plan/deck_profile.hpp"
 
 #include <algorithm>
 #include <fstream>
@@ -7,7 +7,6 @@
 #include "ballast_version.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/context/axis_range.hpp"
-#include "core/predict/latency_model.hpp"
 #include "io/profile/profile_file.hpp"
 
 namespace ballast {
@@ -71,46 +70,6 @@ ProfileTable load_profile(const Config& config, std::vector<std::string>& notes,
   } catch (const Error& e) {
     fail("{}: {}", path, e.what());
   }
-}
-
-LatencyOptions latency_options(const Config& config, PatternKind pattern) {
-  const ModelConfig& m = config.model;
-  LatencyOptions options;
-  options.pattern = pattern;
-  options.recompute = config.recompute.mode;
-  options.sp = config.mesh.sp;
-  options.cp = config.mesh.cp();
-  options.exchange_bytes_per_token =
-      static_cast<double>(2 * (m.query_heads + m.kv_heads) * m.head_dim) *
-      static_cast<double>(size_of(config.run.type()));
-  return options;
-}
-
-LatencyModel latency_model(const Config& config, std::vector<std::string>& notes,
-                           const Device* device) {
-  const PatternKind pattern = budget_pattern(config);
-  if (!config.profile.table.empty()) {
-    const ProfileTable table = load_profile(config, notes, device);
-    require(pattern == PatternKind::dense || table.block_tokens == budget_block_tokens(config),
-            "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}; measure "
-            "a table for the deck's with `ballast profile`",
-            config.from.file, config.profile.table, table.block_tokens,
-            budget_block_tokens(config));
-    return LatencyModel(table, latency_options(config, pattern));
-  }
-  const double pair_s = config.costs.forward_pair_s;
-  require(pair_s > 0,
-          "{}: latency is predicted from a profile.table, or from costs.forward_token_s and "
-          "costs.forward_pair_s above 0",
-          config.from.file);
-  const double per_stage =
-      static_cast<double>(std::max<std::int64_t>(1, config.model.layers / config.mesh.pp));
-  LatencyOptions options = latency_options(config, pattern);
-  options.recompute = Recompute::none;
-  return LatencyModel(
-      stated_profile(config.costs.forward_token_s / per_stage, pair_s / per_stage,
-                     config.costs.backward_over_forward, pattern, budget_block_tokens(config)),
-      options);
 }
 
 }  // namespace ballast

@@ -1,4 +1,4 @@
-// The deck's profile table: which one it is, whether it holds here, and the latency model over it.
+// The deck's profile table: which one it is and whether it holds here.
 #pragma once
 #include <map>
 #include <string>
@@ -6,7 +6,6 @@
 
 #include "core/base/tensor.hpp"
 #include "core/config/config.hpp"
-#include "core/predict/latency_model.hpp"
 #include "core/predict/profile_table.hpp"
 
 namespace ballast {
@@ -24,15 +23,5 @@ std::map<std::string, std::string> measured_identity(const Config& config, const
 /// profile.allow_mismatch.
 ProfileTable load_profile(const Config& config, std::vector<std::string>& notes,
                           const Device* device = nullptr);
-
-/// Series and ranks of the deck for LatencyModel: recompute.mode, mesh.sp, ranks of a ring;
-/// `pattern` as in the table.
-LatencyOptions latency_options(const Config& config, PatternKind pattern);
-
-/// The model that plans of this deck use: of profile.table, or else of the stated costs
-/// (costs.forward_token_s, forward_pair_s and backward_over_forward are a stage's: a layer takes
-/// its part of them).  `notes` as load_profile.
-LatencyModel latency_model(const Config& config, std::vector<std::string>& notes,
-                           const Device* device = nullptr);
 
 }  // namespace ballast

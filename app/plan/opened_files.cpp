@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <functional>
 
+#include "app/plan/deck_profile.hpp"
 #include "app/plan/drift_sample.hpp"
-#include "app/plan/latency.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/plan/prompts.hpp"
@@ -155,8 +155,7 @@ OpenedFiles open_files_of(const Config& config) {
   if (!config.profile.table.empty() && (placed || predicts_latency(config)))
     attempt([&] {
       std::vector<std::string> notes;
-      if (predicts_latency(config)) latency_model(config, notes);
-      if (placed) plan_costs(config, notes);
+      plan_costs(config, notes);
     });
   if (config.attention.index == IndexOrigin::recorded)
     attempt([&] { read_indexes(config.attention.recorded); });

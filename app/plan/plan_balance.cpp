@@ -20,7 +20,7 @@ std::optional<PlanPart> plan_balance(const Config& config) {
   const std::vector<GeneratedHead> heads =
       index == IndexOrigin::recorded
           ? recorded_heads(read_indexes(config.attention.recorded), pattern.tokens)
-      : pattern.density < 1 ? generate(pattern)
+      : pattern.density < 1 ? generated_heads(pattern, pattern.tokens)
                             : std::vector<GeneratedHead>{dense_head(pattern.tokens)};
 
   PlanPart part;

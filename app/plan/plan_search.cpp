@@ -3,6 +3,7 @@
 #include "app/plan/plan.hpp"
 #include "app/plan/planned_run.hpp"
 #include "app/plan/run_summary.hpp"
+#include "core/config/deck_rules.hpp"
 
 namespace ballast {
 
@@ -13,6 +14,7 @@ struct Point {
   std::int64_t tokens = 0, k = 0, bytes = 0;  ///< bytes: of the fullest rank; 0 without a model
   double step_s = 0;
   bool fits = false;
+  std::string refused = "";  ///< by the deck's rules, in their words
   RunFacts facts = {};
 };
 
@@ -29,6 +31,11 @@ Point planned_point(const Config& config, const std::shared_ptr<const Costs>& co
   point.chunk.tokens = tokens;
   point.chunk.k = k;
   Point result{tokens, k};
+  const DeckNeeds needs{.model = config.model.layers > 0, .data = true};
+  if (const auto wrong = problems(point, needs); !wrong.empty()) {
+    result.refused = wrong.front().message();
+    return result;
+  }
   result.facts = first_steps(point, costs, config.chunk.search_steps);
   result.step_s = result.facts.mean_step_s();
   if (config.model.layers > 0) result.bytes = CheckFacts::of(point).largest_rank_bytes();
@@ -38,6 +45,13 @@ Point planned_point(const Config& config, const std::shared_ptr<const Costs>& co
 }
 
 void add_row(const Config& config, const Point& point, PlanPart& part) {
+  if (!point.refused.empty()) {
+    part.rows.push_back({fmt::to_string(point.tokens), fmt::to_string(point.k), "-", "-", "-", "-",
+                         "-", "-", "refused"});
+    part.values["search"].push_back(
+        {{"chunk_tokens", point.tokens}, {"k", point.k}, {"refused", point.refused}});
+    return;
+  }
   const bool limited = config.chunk.search_memory_gib > 0;
   part.rows.push_back({fmt::to_string(point.tokens), fmt::to_string(point.k),
                        fmt::to_string(point.facts.micro_batches),
@@ -92,20 +106,23 @@ std::optional<PlanPart> plan_search(const Config& config) {
   part.note = "step_time: mean seconds of a step; fullest_rank: memory estimate of `ballast check`";
   part.values = {{"search", nlohmann::ordered_json::array()}};
   std::optional<Point> best;
+  std::string refused;  // what is, and why
   for (const std::int64_t tokens : config.chunk.search_tokens)
     for (const std::int64_t k : ks) {
       const Point point = planned_point(config, costs, tokens, k);
       add_row(config, point, part);
+      if (!point.refused.empty()) refused += "\n" + point.refused;
       if (point.fits && (!best || point.step_s < best->step_s)) best = point;
     }
   require(best.has_value(),
-          "{}: no pair of chunk.search_tokens and chunk.search_k fits chunk.search_memory_gib = "
-          "{}; raise it, lower the chunk sizes, or "
-          "set recompute.mode, chunk.offload{} or optimizer.zero",
+          "{}: no pair of chunk.search_tokens and chunk.search_k is allowed and fits "
+          "chunk.search_memory_gib = {}; raise it, lower the chunk sizes, or "
+          "set recompute.mode, chunk.offload{} or optimizer.zero{}",
           config.from.file, config.chunk.search_memory_gib,
-          config.optimizer.kind == OptimizerKind::muon
-              ? ""
-              : ", optimizer.moments, optimizer.gradients");
+          config.optimizer.kind == OptimizerKind::muon ? ""
+                                                       : ", optimizer.moments, optimizer.gradients",
+          refused);
+  part.note += refused;
   add_best(config, *best, part);
   for (const std::string& note : notes) part.note += "\nnote: " + note;
   return part;

@@ -32,7 +32,7 @@ struct Means {
 
 /// The whole run under `batching`, with or without tuning.
 Means means_of(PlannedRun& run, const BatchingOptions& batching, bool tune, std::int64_t steps) {
-  run.begin_at_base(batching, tune);
+  run.begin(batching, tune);
   Means means;
   for (std::int64_t step = 0; step < steps; ++step) means.add(run.next());
   return means;

@@ -4,26 +4,76 @@
 #include <chrono>
 #include <cmath>
 
+#include "app/plan/deck_profile.hpp"
 #include "app/plan/drift_sample.hpp"
-#include "app/plan/latency.hpp"
 #include "app/plan/opened_files.hpp"
 #include "core/predict/step_memory.hpp"
 #include "core/predict/table_costs.hpp"
+#include "io/trace/recorded_indexes.hpp"
 
 namespace ballast {
 
-std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::string>& notes) {
-  if (const std::string& table = config.profile.table; !table.empty()) {
-    const ProfileTable profile = load_profile(config, notes);
-    require(budget_pattern(config) == PatternKind::dense ||
-                profile.block_tokens == budget_block_tokens(config),
-            "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}; measure "
-            "a table for the deck's with `ballast profile`",
-            config.from.file, table, profile.block_tokens, budget_block_tokens(config));
-    return std::make_shared<TableCosts>(table, profile, config.attention.pattern,
-                                        work_shape(config));
+namespace {
+
+/// Recorded heads of a sequence, spread over layers and heads; null, with a note, where plans
+/// cannot lay them out.
+std::shared_ptr<const PatternWork> recorded_work(const std::string& folder,
+                                                 std::vector<std::string>& notes) {
+  static constexpr std::size_t kTimedHeads = 8;
+  const auto recorded = std::make_shared<const RecordedIndexes>(read_indexes(folder));
+  const auto heads = [recorded](std::int64_t tokens) {
+    const std::vector<VerticalSlash> all = recorded_heads(*recorded, tokens);
+    const std::size_t count = std::min(kTimedHeads, all.size());
+    std::vector<VerticalSlash> some;
+    for (std::size_t i = 0; i < count; ++i) some.push_back(all[i * all.size() / count]);
+    return some;
+  };
+  try {
+    heads(kBlock);
+  } catch (const Error& e) {
+    notes.push_back(fmt::format("plans time all visible pairs: {}", e.what()));
+    return nullptr;
   }
-  return stated_costs(config);
+  return std::make_shared<PatternWork>(heads);
+}
+
+/// The pattern that the deck's plans time.
+std::shared_ptr<const PatternWork> timed_pattern(const Config& config,
+                                                 std::vector<std::string>& notes) {
+  if (config.attention.index == IndexOrigin::recorded)
+    return recorded_work(config.attention.recorded, notes);
+  const auto pattern = pattern_work(config);
+  if (!pattern && chooses_pairs(config))
+    notes.push_back(
+        fmt::format("attention.pattern = \"{}\" chooses its pairs while it runs: plans time all "
+                    "visible ones unless attention.expected_sparsity (sparsity_ratio of a run's "
+                    "report) is stated",
+                    name(config.attention.pattern)));
+  return pattern;
+}
+
+/// Whose rows of attention count: the budgets' where they were measured; else dense ones, of which
+/// the pattern computes a share.
+PatternKind timed_rows(const Config& config, const ProfileTable& table) {
+  const PatternKind pattern = budget_pattern(config);
+  const bool measured = std::any_of(table.rows.begin(), table.rows.end(),
+                                    [&](const ProfileRow& r) { return r.pattern == pattern; });
+  return measured || dst_options(config).base_budget > 0 ? pattern : PatternKind::dense;
+}
+
+}  // namespace
+
+std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::string>& notes) {
+  const std::string& table = config.profile.table;
+  if (table.empty()) return stated_costs(config, timed_pattern(config, notes));
+  const ProfileTable profile = load_profile(config, notes);
+  const PatternKind rows = timed_rows(config, profile);
+  require(rows == PatternKind::dense || profile.block_tokens == budget_block_tokens(config),
+          "{}: budgets of profile table {} count blocks of {} tokens, the deck's of {}; measure "
+          "a table for the deck's with `ballast profile`",
+          config.from.file, table, profile.block_tokens, budget_block_tokens(config));
+  return std::make_shared<TableCosts>(table, profile, rows,
+                                      work_shape(config, timed_pattern(config, notes)));
 }
 
 bool has_costs(const Config& config) {
@@ -38,20 +88,16 @@ PlannedRun::PlannedRun(const Config& config, std::shared_ptr<const Costs> costs)
       simulation_(simulation_options(config, options_)),
       averages_(static_cast<double>(simulation_.dst.base_budget), config.sab.decay) {
   options_.batching.placement_costs = placement_costs(options_, simulation_, *costs_);
-  begin(options_.batching);
+  begin(options_.batching, simulation_.tune);
 }
 
-void PlannedRun::begin_at_base(const BatchingOptions& batching, bool tune) {
+void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
   simulation_.tune = tune;
-  simulation_.base_budget = simulation_.dst.base_budget;
-  begin(batching);
-}
-
-void PlannedRun::begin(const BatchingOptions& batching) {
   batching_ = batching;
   batching_.placement_costs = options_.batching.placement_costs;
   batching_.sample_cost = [this](std::int64_t tokens) {
-    return sample_seconds(*costs_, tokens, averages_.budget(tokens), own_split(options_.mesh));
+    return sample_seconds(*costs_, tokens, averages_.budget(tokens), own_split(options_.mesh),
+                          simulation_.recompute.of(0));
   };
   averages_ = BudgetAverages(static_cast<double>(simulation_.dst.base_budget), config_.sab.decay);
   samples_ = std::make_unique<PlannedSamples>(config_);

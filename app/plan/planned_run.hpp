@@ -19,7 +19,8 @@ namespace ballast {
 
 /// What the deck's plans are timed by: its profile table, else what block costs states, else
 /// built-in rates of the backend's device.  A deck without a model and without costs takes 1 us a
-/// token.  `notes`: what the table's checks say.  Errors: those of load_profile.
+/// token.  `notes`: what the table's checks say, and which pairs of a sparse pattern are not known.
+/// Errors: those of load_profile and read_indexes.
 std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::string>& notes);
 
 /// Whether the deck names a profile table or states what a token takes.
@@ -43,9 +44,9 @@ class PlannedRun {
   /// evaluations, the texts written at these and measurements of drift have grown the pools.
   void count_memory();
 
-  /// From the first step again, batches made by `batching`, at the budget that tuning begins from
-  /// (dst.base_budget) and with or without tuning, whatever dst.enabled says.
-  void begin_at_base(const BatchingOptions& batching, bool tune);
+  /// From the first step again, batches made by `batching`, with or without tuning, at the deck's
+  /// base budget.
+  void begin(const BatchingOptions& batching, bool tune);
 
   struct Step {
     StepPlan plan;
@@ -59,7 +60,6 @@ class PlannedRun {
   const SimulationOptions& simulation() const { return simulation_; }
 
  private:
-  void begin(const BatchingOptions& batching);
   const Config& config_;
   std::shared_ptr<const Costs> costs_;
   RunOptions options_;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "app/plan/latency.hpp"
+#include "app/plan/deck_profile.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "core/base/hash.hpp"
 #include "core/config/deck_value.hpp"
@@ -25,6 +25,16 @@ std::string data_text(const Config& config) {
   }
   return fmt::format("{} samples of {} tokens, the longest {}, lengths {:016x}", dataset->samples(),
                      tokens, longest, hash.value());
+}
+
+/// What the third stage plans whole steps by; stages 1 and 2 look at single packs.
+std::string planned_steps_text(const Config& config) {
+  const BatchingConfig& b = config.batching;
+  if (!b.select_refine) return "batching.select_refine off";
+  const std::string size = b.global_samples > 0 ? fmt::format("global_samples {}", b.global_samples)
+                                                : fmt::format("global_tokens {}", b.global_tokens);
+  return fmt::format("batching.{}, packing {}, balance {}, scope {}", size, name(b.packing),
+                     b.balance, name(b.scope));
 }
 
 using Uses = std::map<std::string, std::string>;
@@ -54,6 +64,7 @@ std::map<std::string, std::string> groups_made_for(const Config& config) {
                        config.optimizer.bf16_moments() ? ", optimizer.moments bf16" : "",
                        config.optimizer.bf16_gradients() ? ", optimizer.gradients bf16" : "")},
           {"attention", name(config.attention.pattern)},
+          {"steps", planned_steps_text(config)},
           {"tried", fmt::format("batching.select_lengths {}, select_ranks {}",
                                 to_text(config.batching.select_lengths),
                                 to_text(config.batching.select_ranks))}};

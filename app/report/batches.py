@@ -124,9 +124,9 @@ def _deck(a, session):
 
 
 def micro_batches(plan):
-    """[(first data-parallel rank, ranks, [segment tokens])] of a step's plan."""
+    """[(first data-parallel rank, ranks, [(begin, end) of a segment])] of a step's plan."""
     return [
-        (m["first"], m.get("ranks", 1), [s[2] - s[1] for s in m["segments"]])
+        (m["first"], m.get("ranks", 1), [(s[1], s[2]) for s in m["segments"]])
         for m in plan["micro_batches"]
     ]
 
@@ -152,9 +152,10 @@ def _plans(a):
             decks[session.number] = _deck(a, session)
         dp = max(mesh.get("dp", 1), 1 + max(d for d, _, _ in batch))
         tokens, squares, sizes, padding, communicated = np.zeros(dp), np.zeros(dp), [], [], 0
-        for d, sp, lengths in batch:
+        for d, sp, ranges in batch:
+            lengths = [end - begin for begin, end in ranges]
             tokens[d : d + sp] += sum(lengths) / sp
-            squares[d : d + sp] += sum(n * n for n in lengths) / sp
+            squares[d : d + sp] += sum(end**2 - begin**2 for begin, end in ranges) / sp
             sizes.append(sum(lengths))
             most = _pack_length(decks[session.number], lengths)
             padding.append(

@@ -59,7 +59,7 @@ FORMULAS = {
         " / measured step time - 1|."
     ),
     "overhead": (
-        "dst_overhead_share = time of budget tuning (targets, coverage, choice) / step time;"
+        "dst_overhead_share = time of budget tuning (coverage, choice) / step time;"
         " sab_overhead_share = time of planning the batch / step time; of a step the rank that"
         " spends most counts, and the first step is left out where there are others."
     ),

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "app/plan/latency.hpp"
+#include "app/plan/deck_profile.hpp"
 #include "core/config/step_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 
@@ -12,13 +12,10 @@ namespace ballast {
 
 BudgetTuning::BudgetTuning(const Config& config, const Device* device)
     : tune_(config.dst.enabled),
-      model_(latency_model(config, notes_, device)),
       options_(dst_options(config)),
       base_(options_.base_budget),
-      averages_(static_cast<double>(options_.base_budget), config.sab.decay) {}
-
-double BudgetTuning::sample_cost(std::int64_t tokens) const {
-  return model_.predict({{{0, 0, tokens, 0}}}, std::llround(averages_.budget(tokens))).total_s();
+      averages_(static_cast<double>(options_.base_budget), config.sab.decay) {
+  if (!config.profile.table.empty()) load_profile(config, notes_, device);
 }
 
 void BudgetTuning::begin_step(const StepPlan& plan, int dp_rank) {

@@ -1,5 +1,5 @@
-// Budgets of a training run (SparseBalance): predicted latency of samples for batching.method =
-// "sab", the DST policy of every micro-batch, and the averages of final budgets that join them.
+// Budgets of a training run (SparseBalance): the DST policy of every micro-batch, and the averages
+// of final budgets by which batching.method = "sab" times samples.
 #pragma once
 #include <map>
 #include <memory>
@@ -12,25 +12,15 @@
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/latency_batching.hpp"
-#include "core/predict/latency_model.hpp"
 #include "core/predict/sparsity_tuning.hpp"
 
 namespace ballast {
 
 class BudgetTuning {
  public:
-  /// Reads the profile table (held against `device`, null for plans) or the stated costs.
+  /// Holds the profile table, where there is one, against `device`.
   BudgetTuning(const Config& config, const Device* device);
 
-  /// Predicted seconds of one layer of a sample under the average budget of its length (Algorithm
-  /// 2, lines 3 and 4).
-  double sample_cost(std::int64_t tokens) const;
-  /// Whether budgets are tuned (dst.enabled).
-  bool tunes() const { return tune_; }
-  /// Targets of a step's micro-batches by id.
-  std::vector<TuningTarget> targets(const StepPlan& plan) const {
-    return tuning_targets(plan, model_, options_);
-  }
   /// Takes the targets of a step's plan; forgets the choices of the step before.
   void begin_step(const StepPlan& plan, int dp_rank);
   /// The policy of micro-batch `m` of this rank in this step; null without DST.
@@ -56,7 +46,6 @@ class BudgetTuning {
  private:
   bool tune_;
   std::vector<std::string> notes_;
-  LatencyModel model_;
   DstOptions options_;
   FixedBudget base_;
   BudgetAverages averages_;

@@ -52,14 +52,15 @@ StepPlanner::StepPlanner(Session& session, const Costs* costs)
     : session_(session),
       costs_(costs),
       simulation_(simulation_options(session.config, session.options)) {
-  if (session.options.batching.method != Batching::balanced) return;
+  const bool placed = session.options.batching.method == Batching::balanced;
+  if (!placed && session.tuning == nullptr) return;
   std::vector<std::string> notes;
   together(session.mesh.world, [&] {
     if (costs == nullptr) {
-      placement_ = plan_costs(session.config, notes);
-      costs_ = placement_.get();
+      own_costs_ = plan_costs(session.config, notes);
+      costs_ = own_costs_.get();
     }
-    if (!trains_pairs(session.config)) return;
+    if (!placed || !trains_pairs(session.config)) return;
     // A pair that no group holds whole is refused now, not at the step that it comes in.
     const Dataset& data = *session.dataset;
     plan_step(0, {sample_length(data, longest_sample(data))}, options());
@@ -83,12 +84,9 @@ StepOptions StepPlanner::options() const {
   result.count_loss_tokens = [&s](Batch& batch) { count_loss_tokens(batch, *s.dataset); };
   if (s.tuning == nullptr) return result;
   result.batching.sample_cost = [this, &s](std::int64_t tokens) {
-    if (costs_ == nullptr) return s.tuning->sample_cost(tokens);
     return sample_seconds(*costs_, tokens, s.tuning->averages().budget(tokens),
-                          own_split(s.options.mesh));
+                          own_split(s.options.mesh), simulation_.recompute.of(0));
   };
-  if (s.tuning->tunes() && !result.tuning)
-    result.tuning = [&s](const StepPlan& plan) { return s.tuning->targets(plan); };
   return result;
 }
 

@@ -25,8 +25,8 @@ struct PlannedStep {
 class StepPlanner {
  public:
   /// `costs`: of the deck, by which state-aware schedules are built, budgets tuned and samples
-  /// balanced; null: as the deck states them, and plan_costs() for placement alone, which cannot do
-  /// without.  Both must outlive it.  Collective.
+  /// balanced; null: as the deck states them, and plan_costs() for placement and tuning, which
+  /// cannot do without.  Both must outlive it.  Collective.
   StepPlanner(Session& session, const Costs* costs);
 
   /// The plan of step `step`, whose samples begin at `position`; on rank 0 it may have been made
@@ -55,7 +55,7 @@ class StepPlanner {
   StepOptions options() const;
 
   Session& session_;
-  std::shared_ptr<const Costs> placement_;  ///< where none were given
+  std::shared_ptr<const Costs> own_costs_;  ///< where none were given
   const Costs* costs_;
   SimulationOptions simulation_;
   struct Ahead {

@@ -115,6 +115,14 @@ void attention_rows(Schema& schema) {
            "takes the sample of the nearest length")
       .when(index, IndexOrigin::recorded);
   attention
+      .key("expected_sparsity", &AttentionConfig::expected_sparsity, "", between(0, 0.999),
+           "share of the visible pairs that a pattern which chooses its pairs while it runs leaves "
+           "out, for plans: sparsity_ratio of a run's report; 0: plans time all visible pairs")
+      .when(index, IndexOrigin::pattern)
+      .when(pattern, PatternKind::vertical_slash, PatternKind::xattention, PatternKind::by_head,
+            PatternKind::flexprefill)
+      .when(on(&Config::dst, &DstConfig::enabled), false);  // a budget counts them
+  attention
       .key("generated_density", &AttentionConfig::generated_density, "", between(1e-6, 1),
            "generated: share of the causal pairs that is computed; 1: dense")
       .when(index, IndexOrigin::generated);

@@ -127,7 +127,7 @@ struct AttentionConfig {
   double flex_threshold = 0.1, flex_share = 0.95;
   IndexOrigin index = IndexOrigin::pattern;
   std::string recorded;
-  double generated_density = 0.05;
+  double expected_sparsity = 0, generated_density = 0.05;
   std::int64_t generated_band_tokens = 1024, generated_columns = 1024;
 };
 

@@ -301,8 +301,10 @@ bool has_slashes(PatternKind pattern) {
 }
 
 PatternKind budget_pattern(const Config& config) {
-  const PatternKind pattern = config.attention.pattern;
-  return has_budgets(pattern) ? pattern : PatternKind::dense;
+  const AttentionConfig& attention = config.attention;
+  return attention.index == IndexOrigin::pattern && has_budgets(attention.pattern)
+             ? attention.pattern
+             : PatternKind::dense;
 }
 
 std::int64_t budget_block_tokens(const Config& config) {

@@ -15,7 +15,7 @@
 namespace ballast {
 namespace {
 
-StatedTimes stated_times(const Config& config) {
+StatedTimes stated_times(const Config& config, std::shared_ptr<const PatternWork> pattern) {
   const PipelineCosts costs = pipeline_options(config).costs;
   StatedTimes times;
   times.token_s = costs.token_s;
@@ -29,6 +29,7 @@ StatedTimes stated_times(const Config& config) {
   times.query_heads = config.model.query_heads;
   times.kv_heads = config.model.kv_heads;
   times.block_tokens = budget_block_tokens(config);
+  times.pattern = std::move(pattern);
   times.given = config.is_set(&Config::costs);
   return times;
 }
@@ -45,15 +46,37 @@ std::vector<std::int64_t> stage_begins(const RunOptions& options) {
 
 DstOptions dst_options(const Config& config) {
   const DstConfig& dst = config.dst;
-  DstOptions options{dst.anchor,  dst.threshold, dst.base_budget,
-                     dst.budgets, dst.bound,     dst.dead_band};
-  if (options.base_budget == 0) options.base_budget = config.attention.moba_top_k;
+  DstOptions options{dst.anchor, dst.threshold, 0, dst.budgets, dst.bound, dst.dead_band};
+  if (dst.enabled) options.base_budget = dst.base_budget;
+  if (options.base_budget == 0 && budget_pattern(config) == PatternKind::moba)
+    options.base_budget = config.attention.moba_top_k;
   if (options.candidates.empty()) options.candidates = default_candidates(options.base_budget);
   return options;
 }
 
-WorkShape work_shape(const Config& config) {
+bool chooses_pairs(const Config& config) {
+  const AttentionOptions attention = attention_options(config);
+  return attention.sparse() && attention.chosen() && attention.pattern != PatternKind::moba &&
+         !config.dst.enabled;
+}
+
+std::shared_ptr<const PatternWork> pattern_work(const Config& config) {
+  constexpr int kTimedHeads = 2;  // made-up heads are alike
+  const AttentionConfig& attention = config.attention;
+  if (attention.index == IndexOrigin::generated && attention.generated_density < 1) {
+    GeneratedPattern pattern = attention_options(config).generator;
+    pattern.heads = std::min(pattern.heads, kTimedHeads);
+    return std::make_shared<PatternWork>(
+        [pattern](std::int64_t tokens) { return generated_heads(pattern, tokens); });
+  }
+  if (chooses_pairs(config) && attention.expected_sparsity > 0)
+    return std::make_shared<PatternWork>(1 - attention.expected_sparsity);
+  return nullptr;
+}
+
+WorkShape work_shape(const Config& config, std::shared_ptr<const PatternWork> pattern) {
   WorkShape work;
+  work.pattern = std::move(pattern);
   work.model = model_shape(config);
   work.fp8 = config.run.fp8();
   work.element_bytes = static_cast<std::int64_t>(size_of(config.run.type()));
@@ -64,12 +87,13 @@ WorkShape work_shape(const Config& config) {
   return work;
 }
 
-std::shared_ptr<const Costs> stated_costs(const Config& config) {
+std::shared_ptr<const Costs> stated_costs(const Config& config,
+                                          std::shared_ptr<const PatternWork> pattern) {
   if (config.is_set(&Config::costs) || config.model.layers == 0)
-    return std::make_shared<StatedCosts>(stated_times(config));
+    return std::make_shared<StatedCosts>(stated_times(config, std::move(pattern)));
   const DeviceKind kind =
       config.run.backend == Backend::cuda ? DeviceKind::h200 : DeviceKind::host_core;
-  return std::make_shared<RateCosts>(device_rates(kind), work_shape(config));
+  return std::make_shared<RateCosts>(device_rates(kind), work_shape(config, std::move(pattern)));
 }
 
 void StageMuon::add_to(StageMemory& memory) const {
@@ -118,11 +142,7 @@ SimulationOptions simulation_options(const Config& config, const RunOptions& opt
   simulation.recompute = config.recompute;
   simulation.tune = config.dst.enabled;
   simulation.dst = dst_options(config);
-  // Without tuning the pattern's own budget counts, where it has a fixed one.
-  if (config.dst.enabled)
-    simulation.base_budget = simulation.dst.base_budget;
-  else if (budget_pattern(config) == PatternKind::moba)
-    simulation.base_budget = config.attention.moba_top_k;
+  simulation.base_budget = simulation.dst.base_budget;
   simulation.block_tokens = budget_block_tokens(config);
   if (const auto& blocks = config.dst.simulated_coverage; !blocks.empty())
     simulation.coverage_blocks = blocks;

@@ -15,15 +15,23 @@
 
 namespace ballast {
 
-/// Block dst, with the pattern's base budget where the block states none.
+/// Block dst.  The base budget is the pattern's own where tuning states none; 0: it has none, and
+/// all visible pairs or PatternWork count.
 DstOptions dst_options(const Config& config);
 
+/// Whether a sparse pattern chooses its pairs while it runs, and no budget counts them.
+bool chooses_pairs(const Config& config);
+/// The pattern that costs time in place of all visible pairs: of generated indexes, or what
+/// attention.expected_sparsity says; null: none is known (recorded indexes lie in a file).
+std::shared_ptr<const PatternWork> pattern_work(const Config& config);
+
 /// Whose FLOPs and bytes costs price.
-WorkShape work_shape(const Config& config);
+WorkShape work_shape(const Config& config, std::shared_ptr<const PatternWork> pattern);
 
 /// What plans without a profile table are timed by: what block costs states, else built-in rates of
 /// the backend's device.  A deck without a model and without costs takes 1 us a token.
-std::shared_ptr<const Costs> stated_costs(const Config& config);
+std::shared_ptr<const Costs> stated_costs(const Config& config,
+                                          std::shared_ptr<const PatternWork> pattern);
 
 /// Muon's part of a stage.
 struct StageMuon {

@@ -14,9 +14,15 @@ PassTime layer_time(const Costs& costs, const MicroBatch& micro_batch, std::int6
   return time;
 }
 
+double computed_keys(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
+                     std::int64_t block_tokens, const PatternWork* pattern) {
+  const double keys = mean_keys(query_tokens, prefix_tokens, budget, block_tokens);
+  return budget == 0 && pattern ? keys * pattern->density(prefix_tokens + query_tokens) : keys;
+}
+
 double sample_seconds(const Costs& costs, std::int64_t tokens, double budget,
-                      const ContextSplit& split) {
-  return layer_time(costs, {{{0, 0, tokens, 0}}}, std::llround(budget), split).total_s();
+                      const ContextSplit& split, Recompute mode) {
+  return layer_time(costs, {{{0, 0, tokens, 0}}}, std::llround(budget), split, mode).total_s();
 }
 
 std::int64_t align_budget(const Costs& costs, const MicroBatch& micro_batch, double target_s,

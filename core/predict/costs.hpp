@@ -10,6 +10,7 @@
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/step_plan.hpp"
 #include "core/predict/latency_model.hpp"
+#include "core/predict/pattern_work.hpp"
 
 namespace ballast {
 
@@ -44,10 +45,12 @@ class Costs {
   virtual PassTime rest(std::int64_t tokens, const ContextSplit& split, Recompute mode) const = 0;
   virtual PassTime head(std::int64_t tokens, const ContextSplit& split) const = 0;
   /// Attention of one segment in one layer, shared evenly likewise.  `budget`: key blocks a query;
-  /// 0: every visible key.
+  /// 0: every visible key, or what pattern() leaves of them.
   virtual PassTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens,
                              std::int64_t budget, const ContextSplit& split,
                              Recompute mode) const = 0;
+  /// The sparse pattern that is timed where no budget counts its pairs; null: all visible ones.
+  virtual const PatternWork* pattern() const { return nullptr; }
   /// What a pass of a layer takes on a stage of `stage_layers` of them, in units of the above: 1
   /// where layers were measured; 1 / stage_layers where a whole stage's time is stated.
   virtual double layer_scale(std::int64_t stage_layers) const;
@@ -78,20 +81,25 @@ class Costs {
 inline double Costs::layer_scale(std::int64_t) const { return 1; }
 inline double Costs::ring_sums(std::int64_t, const ContextSplit&, bool) const { return 0; }
 
+/// Mean keys that a query computes: by `budget`, else those that `pattern` (null: all) leaves.
+double computed_keys(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
+                     std::int64_t block_tokens, const PatternWork* pattern);
+
 /// One layer of a whole micro-batch: rest of its packed axis + attention of its segments
 /// (SparseBalance Equation 8), no transfer counted.
 PassTime layer_time(const Costs& costs, const MicroBatch& micro_batch, std::int64_t budget,
-                    const ContextSplit& split = {}, Recompute mode = Recompute::none);
+                    const ContextSplit& split, Recompute mode);
 
 /// Seconds of one layer over a whole sample, forward and backward: what batching.method = "sab"
-/// balances (SparseBalance Equation 8).  `budget`: the average of those that such samples had.
+/// balances (SparseBalance Equation 8).  `budget`: the average of those that such samples had; 0:
+/// the pattern has none.
 double sample_seconds(const Costs& costs, std::int64_t tokens, double budget,
-                      const ContextSplit& split);
+                      const ContextSplit& split, Recompute mode);
 
 /// Largest of `candidates` (ascending) whose layer takes at most `target_s`, forward and backward
 /// (SparseBalance Equation 9); the smallest where none does.
 std::int64_t align_budget(const Costs& costs, const MicroBatch& micro_batch, double target_s,
-                          std::span<const std::int64_t> candidates, const ContextSplit& split = {},
-                          Recompute mode = Recompute::none);
+                          std::span<const std::int64_t> candidates, const ContextSplit& split,
+                          Recompute mode);
 
 }  // namespace ballast

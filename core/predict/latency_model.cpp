@@ -39,7 +39,8 @@ double PowerCurve::operator()(double x) const {
   const std::size_t hi = std::clamp<std::size_t>(upper, 1, last), lo = hi - 1;
   double slope = (log_y_[hi] - log_y_[lo]) / (log_x_[hi] - log_x_[lo]);
   if (upper == 0) return std::exp(log_y_[0] + std::min(slope, 1.0) * (at - log_x_[0]));
-  if (upper > last) return std::exp(log_y_[last] + std::min(slope, 2.0) * (at - log_x_[last]));
+  if (upper > last)
+    return std::exp(log_y_[last] + std::clamp(slope, 1.0, 2.0) * (at - log_x_[last]));
   return std::exp(log_y_[lo] + slope * (at - log_x_[lo]));
 }
 
@@ -138,9 +139,10 @@ LatencyModel::Grid LatencyModel::grid_of(std::span<const ProfileRow> rows) const
 }
 
 double LatencyModel::at_length(const Length& length, std::int64_t prefix_tokens,
-                               std::int64_t budget) const {
+                               const Keys& computed) const {
   const auto keys = [&](std::int64_t prefix) {
-    return mean_keys(length.tokens, prefix, budget, block_tokens_);
+    const double all = mean_keys(length.tokens, prefix, computed.budget, block_tokens_);
+    return computed.budget == 0 ? computed.share * all : all;
   };
   double low = 0;  // of the prefixes up to this one: times never fall
   for (std::size_t j = 0; j < length.prefixes.size(); ++j) {
@@ -161,21 +163,21 @@ double LatencyModel::at_length(const Length& length, std::int64_t prefix_tokens,
 }
 
 double LatencyModel::seconds(const Grid& grid, std::int64_t query_tokens,
-                             std::int64_t prefix_tokens, std::int64_t budget) const {
+                             std::int64_t prefix_tokens, const Keys& computed) const {
   if (query_tokens <= 0) return 0;
   // Below the shortest and above the longest length a query costs what it costs there with as many
   // keys.
   const auto like = [&](Length end) {
     const double queries = static_cast<double>(query_tokens) / static_cast<double>(end.tokens);
     end.tokens = query_tokens;
-    return queries * at_length(end, prefix_tokens, budget);
+    return queries * at_length(end, prefix_tokens, computed);
   };
   if (query_tokens < grid.front().tokens) return like(grid.front());
   double low = 0;
   for (std::size_t i = 0; i + 1 < grid.size(); ++i) {
-    low = std::max(low, at_length(grid[i], prefix_tokens, budget));
+    low = std::max(low, at_length(grid[i], prefix_tokens, computed));
     if (query_tokens >= grid[i + 1].tokens) continue;
-    const double high = std::max(low, at_length(grid[i + 1], prefix_tokens, budget));
+    const double high = std::max(low, at_length(grid[i + 1], prefix_tokens, computed));
     const double share =
         std::log(static_cast<double>(query_tokens) / static_cast<double>(grid[i].tokens)) /
         std::log(static_cast<double>(grid[i + 1].tokens) / static_cast<double>(grid[i].tokens));
@@ -195,9 +197,10 @@ LayerTime LatencyModel::head(std::int64_t tokens) const {
 }
 
 LayerTime LatencyModel::attention(std::int64_t query_tokens, std::int64_t prefix_tokens,
-                                  std::int64_t budget) const {
-  return {seconds(attention_[0], query_tokens, prefix_tokens, budget) / shares_,
-          seconds(attention_[1], query_tokens, prefix_tokens, budget) / shares_};
+                                  std::int64_t budget, double share) const {
+  const Keys computed{budget, share};
+  return {seconds(attention_[0], query_tokens, prefix_tokens, computed) / shares_,
+          seconds(attention_[1], query_tokens, prefix_tokens, computed) / shares_};
 }
 
 double LatencyModel::exchange(std::int64_t tokens) const {
@@ -220,18 +223,6 @@ LayerTime LatencyModel::predict(const MicroBatch& micro_batch,
     time.backward_s += one.backward_s;
   }
   return time;
-}
-
-std::int64_t LatencyModel::align(const MicroBatch& micro_batch, double target_s,
-                                 std::span<const std::int64_t> candidates) const {
-  require(!candidates.empty() && std::is_sorted(candidates.begin(), candidates.end()) &&
-              candidates.front() > 0,
-          "align needs candidate budgets above 0 in ascending order");
-  // predict never falls with the budget, so the budgets within the target come first.
-  const auto above = std::partition_point(
-      candidates.begin(), candidates.end(),
-      [&](std::int64_t k) { return predict(micro_batch, k).total_s() <= target_s; });
-  return above == candidates.begin() ? candidates.front() : *(above - 1);
 }
 
 double LatencyModel::activation_bytes(std::int64_t tokens) const {

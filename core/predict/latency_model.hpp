@@ -26,7 +26,8 @@ double mean_keys(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int
 
 /// Monotone power law through points: log y linear in log x between them and, with the slope of the
 /// two nearest points, beyond them: kept within [0, 1] below (a token costs no less in a shorter
-/// call) and [0, 2] above.  One point: slope 1.
+/// call) and [1, 2] above (what launches hide in small calls grows with the work in large ones).
+/// One point: slope 1.
 class PowerCurve {
  public:
   PowerCurve() = default;
@@ -50,7 +51,7 @@ struct LatencyOptions {
   double exchange_bytes_per_token = 0;
 };
 
-/// Perf of SparseBalance: `predict` (Equation 8) and `align` (Equation 9) over a checked table.
+/// Perf of SparseBalance: `predict` (Equation 8) over a checked table.
 /// Predictions never fall when tokens, prefix or budget grow.  Between lengths, budgets and
 /// prefixes it interpolates; above the longest length time grows with the computed pairs.
 class LatencyModel {
@@ -62,9 +63,9 @@ class LatencyModel {
   /// where it was not measured.
   LayerTime rest(std::int64_t tokens) const;
   LayerTime head(std::int64_t tokens) const;
-  /// Attention of one segment in one layer; budget 0: every visible key.
-  LayerTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens,
-                      std::int64_t budget) const;
+  /// Attention of one segment in one layer; budget 0: this share of every visible key.
+  LayerTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
+                      double share = 1) const;
   /// One layer of a micro-batch: rest(tokens) + sum over its segments of attention.  `budgets`: one
   /// for each segment, or one for all.
   LayerTime predict(const MicroBatch& micro_batch, std::span<const std::int64_t> budgets) const;
@@ -74,10 +75,6 @@ class LatencyModel {
   /// The all-to-alls of one pass over `tokens` tokens that predict counts; 0 where none are
   /// derived.
   double exchange(std::int64_t tokens) const;
-  /// Largest of `candidates` (ascending) whose layer takes at most `target_s`, forward and
-  /// backward; the smallest where none does.
-  std::int64_t align(const MicroBatch& micro_batch, double target_s,
-                     std::span<const std::int64_t> candidates) const;
   /// Activation bytes that one layer keeps; 0 where they were not measured.
   double activation_bytes(std::int64_t tokens) const;
 
@@ -93,9 +90,14 @@ class LatencyModel {
   using Grid = std::vector<Length>;  ///< ascending lengths
   /// From rows of attention as a checked table has them: by length, prefix, budget.
   Grid grid_of(std::span<const ProfileRow> rows) const;
+  /// What queries compute: a budget, or a share of what they see.
+  struct Keys {
+    std::int64_t budget = 0;
+    double share = 1;
+  };
   double seconds(const Grid& grid, std::int64_t query_tokens, std::int64_t prefix_tokens,
-                 std::int64_t budget) const;
-  double at_length(const Length& length, std::int64_t prefix_tokens, std::int64_t budget) const;
+                 const Keys& computed) const;
+  double at_length(const Length& length, std::int64_t prefix_tokens, const Keys& computed) const;
 
   std::int64_t block_tokens_ = 64;
   double shares_ = 1;       ///< ranks that the measured times are divided by

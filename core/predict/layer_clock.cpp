@@ -27,7 +27,12 @@ std::uint64_t shape_hash(const PlannedMicroBatch& m) {
 double LayerClock::uneven(const PlannedMicroBatch& m) {
   if (m.split.ring() == 1) return 1;
   const auto [at, fresh] = uneven_.try_emplace(shape_hash(m), 1.0);
-  if (fresh) at->second = balance(m.micro_batch(), plan_.layout(m)).cost(0);
+  if (!fresh) return at->second;
+  const MicroBatch micro_batch = m.micro_batch();
+  const SequenceLayout layout = plan_.layout(m);
+  const PatternWork* sparse = costs_.pattern();
+  at->second = sparse ? sparse->uneven(micro_batch, layout, m.split.ring_outer, m.split.ring_inner)
+                      : balance(micro_batch, layout).cost(0);
   return at->second;
 }
 
@@ -55,7 +60,7 @@ LayerParts LayerClock::layer(const PlannedMicroBatch& m, std::int64_t budget, Re
   const int ranks = m.split.ring();
   if (ranks == 1 || tokens == 0) return parts;
 
-  // Uneven parts and tiles are those of all visible pairs; a budget evens them out.
+  // Uneven parts are those of all visible pairs or of a known pattern; a budget evens them out.
   const double uneven = budget == 0 ? this->uneven(m) : 1;
   const RingPlan& plan = ring(m.split);
   const auto pass = [&](const std::vector<RingStep>& steps, double seconds, bool gradients) {

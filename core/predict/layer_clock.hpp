@@ -31,10 +31,10 @@ class LayerClock {
  public:
   /// Both must outlive it.
   LayerClock(const StepPlan& plan, const Costs& costs) : plan_(plan), costs_(costs) {}
-  /// `budget`: key blocks a query in this layer; 0: every visible key.
+  /// `budget`: key blocks a query in this layer; 0: as Costs::attention.
   LayerParts layer(const PlannedMicroBatch& micro_batch, std::int64_t budget, Recompute mode);
   /// Pairs that the fullest rank of its ring computes for a micro-batch, over an even share of the
-  /// visible ones (LayoutBalance::cost).
+  /// visible ones (LayoutBalance::cost); of a sparse pattern PatternWork::uneven.
   double uneven(const PlannedMicroBatch& micro_batch);
 
  private:

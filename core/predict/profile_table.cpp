@@ -221,48 +221,4 @@ ProfileTable checked(ProfileTable table, double limit, std::vector<std::string>&
   return table;
 }
 
-ProfileTable stated_profile(double token_s, double pair_s, double backward, PatternKind pattern,
-                            std::int64_t block_tokens) {
-  require(token_s > 0 && pair_s > 0 && backward > 0,
-          "stated costs: {} s a token, {} s a pair and backward {} times forward must be above 0",
-          token_s, pair_s, backward);
-  ProfileTable table;
-  table.identity["hardware"] = "stated in [costs]";
-  table.block_tokens = block_tokens;
-  for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward}) {
-    const double factor = pass == ProfilePass::forward ? 1 : backward;
-    for (std::int64_t n = 64; n <= (1 << 20); n *= 2) {
-      const double tokens = static_cast<double>(n);
-      table.rows.push_back({ProfilePart::rest,
-                            {},
-                            n,
-                            0,
-                            0,
-                            1,
-                            Recompute::none,
-                            pass,
-                            factor * token_s * tokens,
-                            0,
-                            0});
-      const auto attention = [&](PatternKind of, std::int64_t budget) {
-        const double seconds = factor * pair_s * tokens * mean_keys(n, 0, budget, block_tokens);
-        table.rows.push_back(
-            {ProfilePart::attention, of, n, 0, budget, 1, Recompute::none, pass, seconds, 0, 0});
-      };
-      attention(PatternKind::dense, 0);
-      if (pattern == PatternKind::dense) continue;
-      for (double k = 1;; k *= 1.25) {
-        const std::int64_t budget = static_cast<std::int64_t>(std::ceil(k)),
-                           covering = blocks_of_keys(n, block_tokens);
-        const ProfileRow& last = table.rows.back();
-        if (last.pattern != pattern || last.budget != budget)
-          attention(pattern, std::min(budget, covering));
-        if (budget >= covering) break;
-      }
-    }
-  }
-  std::vector<std::string> notes;
-  return checked(std::move(table), 0, notes);
-}
-
 }  // namespace ballast

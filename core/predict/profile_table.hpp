@@ -94,10 +94,4 @@ struct ProfileTable {
 /// Errors name the rows and the remedy.
 ProfileTable checked(ProfileTable table, double limit, std::vector<std::string>& notes);
 
-/// The table that stated costs amount to, for plans without a measured one: a layer takes `token_s`
-/// a token and `pair_s` a computed (query, key) pair forward, and `backward` times that backward.
-/// Rows of `pattern` and of dense attention, lengths of powers of two up to 2^20.
-ProfileTable stated_profile(double token_s, double pair_s, double backward, PatternKind pattern,
-                            std::int64_t block_tokens);
-
 }  // namespace ballast

@@ -110,9 +110,10 @@ PassTime RateCosts::attention(std::int64_t query_tokens, std::int64_t prefix_tok
                               Recompute mode) const {
   if (query_tokens <= 0) return {};
   const ModelShape& m = work_.model;
-  const double pairs = static_cast<double>(query_tokens) *
-                       mean_keys(query_tokens, prefix_tokens, budget, work_.block_tokens) /
-                       split.ranks();
+  const double pairs =
+      static_cast<double>(query_tokens) *
+      computed_keys(query_tokens, prefix_tokens, budget, work_.block_tokens, pattern()) /
+      split.ranks();
   const double flops = 4 * pairs * static_cast<double>(m.query_heads * m.head_dim);
   PassTime time;
   time.forward_s = flops / rates_.attention_forward_flops + rates_.launch_s;

@@ -28,12 +28,13 @@ DeviceKind device_kind(const std::string& description);
 /// What the FLOPs and bytes are of.
 struct WorkShape {
   ModelShape model;
-  bool fp8 = false;                ///< layers' matrices multiply in FP8
-  std::int64_t element_bytes = 2;  ///< of activations and parameter values
-  std::int64_t moment_bytes = 4;   ///< of each of the optimizer's moments
-  bool bf16_gradients = false;     ///< as they are kept and travel
-  std::int64_t block_tokens = 64;  ///< tokens of the key blocks that budgets count
-  int ranks_per_node = 0;          ///< 0: 8
+  bool fp8 = false;                            ///< layers' matrices multiply in FP8
+  std::int64_t element_bytes = 2;              ///< of activations and parameter values
+  std::int64_t moment_bytes = 4;               ///< of each of the optimizer's moments
+  bool bf16_gradients = false;                 ///< as they are kept and travel
+  std::int64_t block_tokens = 64;              ///< tokens of the key blocks that budgets count
+  std::shared_ptr<const PatternWork> pattern;  ///< Costs::pattern
+  int ranks_per_node = 0;                      ///< 0: 8
 };
 
 class RateCosts final : public Costs {
@@ -44,6 +45,7 @@ class RateCosts final : public Costs {
   PassTime head(std::int64_t tokens, const ContextSplit& split) const override;
   PassTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
                      const ContextSplit& split, Recompute mode) const override;
+  const PatternWork* pattern() const override { return work_.pattern.get(); }
   double exchange(std::int64_t tokens, const ContextSplit& split) const override;
   double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
                   bool gradients) const override;

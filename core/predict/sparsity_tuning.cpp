@@ -47,31 +47,6 @@ TuningTarget tuning_target(double latency_s, double anchor_s, const DstOptions& 
   return {options.base_budget, align(), latency_s > anchor_s};
 }
 
-std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const LatencyModel& model,
-                                         const DstOptions& options) {
-  std::vector<TuningTarget> targets(plan.micro_batches.size(),
-                                    {options.base_budget, options.base_budget, false});
-  // Summed rank by rank; a micro-batch without tokens chooses nothing.
-  std::vector<int> ids;
-  std::vector<double> latencies;
-  for (int d = 0; d < plan.mesh.dp; ++d)
-    for (const int id : plan.lanes[static_cast<std::size_t>(d)].micro_batches) {
-      const PlannedMicroBatch& m = plan.micro_batches[static_cast<std::size_t>(id)];
-      if (m.group.first != d || m.micro_batch().tokens() == 0) continue;
-      ids.push_back(id);
-      latencies.push_back(model.predict(m.micro_batch(), options.base_budget).total_s());
-    }
-  if (latencies.empty()) return targets;
-  const double anchor = anchor_latency(options.anchor, latencies);
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const auto id = static_cast<std::size_t>(ids[i]);
-    targets[id] = tuning_target(latencies[i], anchor, options, [&] {
-      return model.align(plan.micro_batches[id].micro_batch(), anchor, options.candidates);
-    });
-  }
-  return targets;
-}
-
 std::int64_t final_budget(const TuningTarget& target, std::span<const std::int64_t> candidates,
                           std::span<const double> coverage, double threshold) {
   require(coverage.size() == candidates.size(), "coverage at {} budgets for {} candidates",

@@ -35,9 +35,6 @@ std::vector<std::int64_t> default_candidates(std::int64_t base);
 /// Of a micro-batch with this latency; `align` gives the largest candidate within the anchor.
 TuningTarget tuning_target(double latency_s, double anchor_s, const DstOptions& options,
                            const std::function<std::int64_t()>& align);
-/// Targets of a step's micro-batches by id (of one part of the mesh: stages have like layers).
-std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const LatencyModel& model,
-                                         const DstOptions& options);
 
 /// Equation 7.  coverage[i] = C(candidates[i]), non-decreasing (Equation 4).  A micro-batch at or
 /// below the anchor takes the anchor's budget.  One above takes the largest budget within anchor

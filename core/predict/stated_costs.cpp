@@ -24,9 +24,10 @@ PassTime StatedCosts::attention(std::int64_t query_tokens, std::int64_t prefix_t
                                 std::int64_t budget, const ContextSplit& split,
                                 Recompute mode) const {
   PassTime time;
-  time.forward_s = times_.pair_s * static_cast<double>(query_tokens) *
-                   mean_keys(query_tokens, prefix_tokens, budget, times_.block_tokens) /
-                   split.ranks();
+  time.forward_s =
+      times_.pair_s * static_cast<double>(query_tokens) *
+      computed_keys(query_tokens, prefix_tokens, budget, times_.block_tokens, pattern()) /
+      split.ranks();
   time.recompute_s = mode == Recompute::full ? time.forward_s : 0;
   time.backward_s = times_.backward_over_forward * time.forward_s + time.recompute_s;
   return time;

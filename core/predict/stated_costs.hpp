@@ -18,8 +18,9 @@ struct StatedTimes {
   /// Of the model, where it is known: key/value heads that a group repeats are exchanged again.
   std::int64_t query_heads = 0, kv_heads = 0;
   double ring_hop_token_s = 0;  ///< of all layers, both passes, if its keys and values go one hop
-  std::int64_t block_tokens = 64;  ///< tokens of the key blocks that budgets count
-  bool given = true;               ///< false: nothing was stated, a token takes 1 us
+  std::int64_t block_tokens = 64;              ///< tokens of the key blocks that budgets count
+  std::shared_ptr<const PatternWork> pattern;  ///< Costs::pattern
+  bool given = true;                           ///< false: nothing was stated, a token takes 1 us
 };
 
 class StatedCosts final : public Costs {
@@ -30,6 +31,7 @@ class StatedCosts final : public Costs {
   PassTime head(std::int64_t, const ContextSplit&) const override { return {}; }
   PassTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
                      const ContextSplit& split, Recompute mode) const override;
+  const PatternWork* pattern() const override { return times_.pattern.get(); }
   double layer_scale(std::int64_t stage_layers) const override {
     return 1 / static_cast<double>(stage_layers);
   }

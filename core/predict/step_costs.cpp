@@ -36,17 +36,28 @@ ScheduleCosts schedule_costs(const StepPlan& plan, const SimulationOptions& opti
 std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const SimulationOptions& options,
                                          const Costs& costs) {
   const DstOptions& dst = options.dst;
+  const auto mode = [&](const PlannedMicroBatch& m) {
+    return options.recompute.with(m.recompute_layers).of(0);
+  };
+  // A micro-batch without tokens chooses nothing, and no anchor counts it.
+  std::vector<std::size_t> ids;
   std::vector<double> latencies;
-  for (const PlannedMicroBatch& m : plan.micro_batches)
-    latencies.push_back(layer_time(costs, m.micro_batch(), dst.base_budget, m.split).total_s());
-  std::vector<TuningTarget> targets;
+  for (std::size_t id = 0; id < plan.micro_batches.size(); ++id) {
+    const PlannedMicroBatch& m = plan.micro_batches[id];
+    if (m.micro_batch().tokens() == 0) continue;
+    ids.push_back(id);
+    latencies.push_back(
+        layer_time(costs, m.micro_batch(), dst.base_budget, m.split, mode(m)).total_s());
+  }
+  std::vector<TuningTarget> targets(plan.micro_batches.size(),
+                                    {dst.base_budget, dst.base_budget, false});
   if (latencies.empty()) return targets;
   const double anchor_s = anchor_latency(dst.anchor, latencies);
-  for (std::size_t id = 0; id < latencies.size(); ++id) {
-    const PlannedMicroBatch& m = plan.micro_batches[id];
-    targets.push_back(tuning_target(latencies[id], anchor_s, dst, [&] {
-      return align_budget(costs, m.micro_batch(), anchor_s, dst.candidates, m.split);
-    }));
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const PlannedMicroBatch& m = plan.micro_batches[ids[i]];
+    targets[ids[i]] = tuning_target(latencies[i], anchor_s, dst, [&] {
+      return align_budget(costs, m.micro_batch(), anchor_s, dst.candidates, m.split, mode(m));
+    });
   }
   return targets;
 }

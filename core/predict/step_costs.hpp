@@ -15,7 +15,8 @@ namespace ballast {
 ScheduleCosts schedule_costs(const StepPlan& plan, const SimulationOptions& options,
                              const Costs& costs);
 
-/// SparseBalance Algorithm 1, line 1 to 4: anchor and targets by id.
+/// SparseBalance Algorithm 1, line 1 to 4: anchor and targets by id, by a stage's first layer as it
+/// is recomputed.
 std::vector<TuningTarget> tuning_targets(const StepPlan& plan, const SimulationOptions& options,
                                          const Costs& costs);
 

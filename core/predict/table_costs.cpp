@@ -70,8 +70,9 @@ PassTime TableCosts::attention(std::int64_t query_tokens, std::int64_t prefix_to
                                std::int64_t budget, const ContextSplit& split,
                                Recompute mode) const {
   const bool measured = measured_[static_cast<int>(mode)];
+  const double share = pattern() ? pattern()->density(prefix_tokens + query_tokens) : 1;
   const LayerTime time = model(split, measured ? mode : Recompute::none)
-                             .attention(query_tokens, prefix_tokens, budget);
+                             .attention(query_tokens, prefix_tokens, budget, share);
   PassTime pass{time.forward_s, time.backward_s, 0, mode == Recompute::full ? time.forward_s : 0};
   if (!measured) pass.backward_s += pass.recompute_s;
   return pass;

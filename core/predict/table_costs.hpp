@@ -24,6 +24,7 @@ class TableCosts final : public Costs {
   PassTime head(std::int64_t tokens, const ContextSplit& split) const override;
   PassTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
                      const ContextSplit& split, Recompute mode) const override;
+  const PatternWork* pattern() const override { return work_.pattern.get(); }
   double exchange(std::int64_t tokens, const ContextSplit& split) const override;
   double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
                   bool gradients) const override;

@@ -292,8 +292,9 @@ class Search {
                       found_.end());
       found_.resize(carried);
       std::vector<Trial> longer(found_.size());
-      each(found_.size(),
-           [&](TuneTrials& trials, std::size_t i) { longer[i] = trials.more(found_[i], now); });
+      each(found_.size(), [&](TuneTrials& trials, std::size_t i) {
+        longer[i] = trials.longer(found_[i], now, false);
+      });
       std::erase_if(longer, [this](const Trial& t) { return !fits(t); });
       found_ = std::move(longer);
       sort(found_);
@@ -324,12 +325,13 @@ class Search {
     for (std::size_t at = 0; at < found_.size() && result_.best.size() < most;) {
       std::vector<Trial> next(std::min(most - result_.best.size(), found_.size() - at));
       each(next.size(), [&](TuneTrials& trials, std::size_t i) {
-        next[i] = trials.in_turn(trials.more(found_[at + i], steps));
+        next[i] = trials.longer(found_[at + i], steps, true);
       });
       at += next.size();
       for (Trial& trial : next)
         if (fits(trial)) result_.best.push_back(std::move(trial));
     }
+    sort(result_.best);
   }
 
   const TuneInput& input_;

@@ -183,6 +183,18 @@ std::vector<ScheduleKind> schedules(const Config& base, const Candidate& c) {
   return choices_of(base, &defaults().pipeline.schedule, base.pipeline.schedule, list);
 }
 
+void take(const std::vector<PackGroup>& groups, BatchingConfig& batching) {
+  batching.groups_from = GroupSource::deck;
+  batching.groups.clear(), batching.group_ranks.clear(), batching.group_recompute.clear();
+  bool recomputes = false;
+  for (const PackGroup& g : groups) {
+    batching.groups.push_back(g.tokens), batching.group_ranks.push_back(g.ranks);
+    batching.group_recompute.push_back(g.recompute_layers);
+    recomputes = recomputes || g.recompute_layers >= 0;
+  }
+  if (!recomputes) batching.group_recompute.clear();
+}
+
 /// Remembers what the table of combinations says of candidates that are alike to it.
 class Allowed {
  public:
@@ -191,13 +203,7 @@ class Allowed {
   const std::string& words(const Candidate& c) {
     scratch_.mesh = c.mesh;
     scratch_.batching.method = c.method;
-    if (c.method == Batching::hbp) {
-      scratch_.batching.groups_from = GroupSource::deck;
-      scratch_.batching.groups.clear(), scratch_.batching.group_ranks.clear();
-      for (const PackGroup& g : c.groups)
-        scratch_.batching.groups.push_back(g.tokens),
-            scratch_.batching.group_ranks.push_back(g.ranks);
-    }
+    if (c.method == Batching::hbp) take(c.groups, scratch_.batching);
     const auto key = std::tuple(c.method, ranks_share_packs(scratch_), c.mesh.dp > 1, c.mesh.pp > 1,
                                 c.mesh.sp > 1, c.mesh.cp_outer > 1, c.ring() > 1, c.layout,
                                 c.schedule, c.offload);
@@ -250,12 +256,7 @@ Config with(const Config& base, const Candidate& c) {
   } else {
     batching.micro_batch_tokens = c.capacity;
   }
-  if (c.method == Batching::hbp) {
-    batching.groups.clear(), batching.group_ranks.clear(), batching.group_recompute.clear();
-    for (const PackGroup& g : c.groups)
-      batching.groups.push_back(g.tokens), batching.group_ranks.push_back(g.ranks);
-    batching.groups_from = GroupSource::deck;
-  }
+  if (c.method == Batching::hbp) take(c.groups, batching);
   changed.ring.layout = c.layout, changed.pipeline.schedule = c.schedule;
   if (state_aware(c.schedule) && !held(base, &defaults().pipeline.search))
     changed.pipeline.search = c.orders;
@@ -324,7 +325,10 @@ std::string describe(const Candidate& c) {
     text += fmt::format(" {} K {}{}", c.capacity, c.chunk_k,
                         c.offload == Offload::host ? " offloaded" : "");
   else if (c.method == Batching::hbp)
-    for (const PackGroup& g : c.groups) text += fmt::format(" {}/{}", g.tokens, g.ranks);
+    for (const PackGroup& g : c.groups) {
+      text += fmt::format(" {}/{}", g.tokens, g.ranks);
+      if (g.recompute_layers >= 0) text += fmt::format(" (recompute {})", g.recompute_layers);
+    }
   else if (c.method != Batching::none)
     text += fmt::format(" {}", c.capacity);
   text += fmt::format(", dp {}", c.mesh.dp);

@@ -28,7 +28,7 @@ struct PlannedDeck {
     memory = stage_memories(config, options);
     options.batching.sample_cost = [this, &costs](std::int64_t tokens) {
       return sample_seconds(costs, tokens, static_cast<double>(simulation.base_budget),
-                            own_split(options.mesh));
+                            own_split(options.mesh), simulation.recompute.of(0));
     };
     step = step_options(config, options, simulation, costs);
   }
@@ -292,6 +292,28 @@ Trial TuneTrials::lightest(const Candidate& candidate) {
   Trial trial = lightest_of(memory_choices(candidate));
   trial.planned = planned_ - before;
   return trial;
+}
+
+Trial TuneTrials::longer(const Trial& trial, std::int64_t steps, bool in_turn) {
+  const auto run_on = [&](const Trial& from) {
+    Trial to = more(from, steps);
+    return in_turn ? this->in_turn(std::move(to)) : to;
+  };
+  const Trial found = run_on(trial);
+  if (found.state != TrialState::over_memory) return found;
+  const double limit = input_.limits.memory_bytes;
+  const Candidate& tried = found.candidate;
+  bool behind = false;  // of the choices, those behind the one that was tried
+  for (const Candidate& choice : memory_choices(tried)) {
+    const bool same = choice.recompute.mode == tried.recompute.mode &&
+                      choice.offload == tried.offload && choice.zero == tried.zero;
+    const bool all_layers = same && choice.recompute.layers != tried.recompute.layers;
+    if (behind || all_layers)
+      if (static_cast<double>(standing_bytes(choice)) <= limit)
+        if (Trial next = run_on(run(choice)); next.state == TrialState::fits) return next;
+    behind = behind || same;
+  }
+  return found;
 }
 
 Trial TuneTrials::lightest_of(const std::vector<Candidate>& choices) {

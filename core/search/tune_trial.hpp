@@ -71,6 +71,10 @@ class TuneTrials {
   /// tried where all of them are more than needed.
   Trial lightest(const Candidate& candidate);
 
+  /// The trial with further steps, `steps` in all, and where `in_turn` is set as that says; where
+  /// it is over the memory limit then, with the next of recompute, offload and ZeRO that fits.
+  Trial longer(const Trial& trial, std::int64_t steps, bool in_turn);
+
   /// Bytes that a candidate holds whatever it computes.
   std::int64_t standing_bytes(const Candidate& candidate);
   /// Seconds of sums, optimizer and gathers of a step without micro-batches.

@@ -220,6 +220,12 @@ class Curriculum(Hbp):
             2, "train", self.deck("again.toml", dp=2, steps=6), "-d", parts, "-r", "latest", *short
         )
         self.assertEqual(self.losses(whole), self.losses(parts))
+        # Where samples decide a batch's size, its tokens may change.
+        short.append("batching.global_samples=3")
+        run = self.train("samples", 2, *short, dp=2, steps=2, every=2)
+        again = self.deck("again.toml", dp=2, steps=3)
+        more = [*short, "batching.global_tokens=999"]
+        self.run_ballast(2, "train", again, "-d", run, "-r", "latest", *more)
 
     def longest(self, run):
         """Longest sample of every step, from the executed plans."""
@@ -406,6 +412,9 @@ class StoredGroups(Hbp):
             ("optimizer.zero=0", "optimizer.zero 1"),
             ("attention.pattern=moba", "attention of the selection: dense"),
             ("batching.select_lengths=[160,300]", "[80, 160, 300]"),
+            ("batching.global_tokens=1500", "batching.global_tokens 2500"),
+            ("batching.packing=isf", "packing alike"),
+            ("batching.select_refine=false", "here: batching.select_refine off"),
         ):
             message = refused("train", override)
             self.assertIn(part, message)

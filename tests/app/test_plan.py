@@ -322,6 +322,41 @@ forward_pair_s = 2e-9
             self.plan("chunkflow/search.toml", *small, "chunk.search_memory_gib=1.0", status=1),
         )
 
+    def test_search_lists_pairs_that_the_rules_refuse(self):
+        facts = self.plan(
+            "chunkflow/search.toml",
+            "data.samples=64",
+            "batching.global_samples=16",
+            "chunk.search_tokens=[4000,4096]",
+            "chunk.search_k=[1]",
+            "chunk.search_steps=1",
+            "attention.pattern=moba",
+        )
+        refused, planned = facts["search"]
+        self.assertIn("4000", refused["refused"])
+        self.assertEqual(planned["chunk_tokens"], 4096)
+        self.assertEqual(facts["best_chunk_tokens"], 4096)
+
+    # MTraining 5.4: sparsity decides a step, and the layout how a ring shares it.
+    def test_sparse_patterns_take_their_share(self):
+        def step(case, *more):
+            deck = "mtraining/step512k.toml"
+            facts = self.plan(deck, "--case", case, "pipeline.schedule=1f1b", *more)
+            return facts["cases"][0]["step_time"]
+
+        dense, flat = step("dense"), step("flat")
+        # Measured 12.4 and 92.2 s on four H200s.
+        self.assertTrue(0.08 * dense < flat < 0.16 * dense, (flat, dense))
+        # Whole rounds of stripes are even; zigzag's halves see few of the slashes' distances.
+        self.assertGreater(step("zigzag"), 1.03 * flat)
+        self.assertLess(step("flat", "attention.generated_density=0.02"), flat)
+        # What a pattern that chooses its pairs leaves out is stated.
+        online = ["attention.index=pattern", "attention.pattern=xattention", "ring.stripe=128"]
+        whole = step("flat", *online)
+        left = step("flat", *online, "attention.expected_sparsity=0.75")
+        self.assertGreater(whole, 0.9 * dense)
+        self.assertLess(left, 0.4 * whole)
+
     def test_every_deck_passes_check(self):
         decks = glob.glob(os.path.join(INPUTS, "**", "*.toml"), recursive=True)
         self.assertGreater(len(decks), 40)

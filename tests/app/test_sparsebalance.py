@@ -266,6 +266,61 @@ class SparseBalance(RunCase):
             )
             self.assertIn(message, done.stderr)
 
+    # One budget and one clock, whoever asks: SAB weighs what the deck's pattern computes.
+    def test_sab_weighs_what_is_computed(self):
+        deck = self.deck(dp=2)
+        base = [o for o in BUDGETS if not o.startswith(("dst.", "attention."))]
+        base += ["data.samples=64", "costs.forward_pair_s=1e-5"]
+
+        def figures(*more):
+            found = []
+            for command in ("pack", "plan"):
+                twin = self.out(command + ".json")
+                self.run_ballast(1, command, deck, *base, *more, "--json", twin)
+                with open(twin) as f:
+                    found.append(json.load(f))
+            return found[0]["load_balance"], found[1]["step_time"]
+
+        dense = figures()
+        # Keys of tuning and of another pattern, which this run does not read.
+        self.assertEqual(figures("attention.moba_top_k=1", "dst.base_budget=1"), dense)
+        moba = ["attention.pattern=moba", "attention.moba_block=64"]
+        budget = figures(*moba, "attention.moba_top_k=2")
+        self.assertLess(budget[1], 0.8 * dense[1])
+        self.assertEqual(figures(*moba, "attention.moba_top_k=2", "dst.base_budget=9"), budget)
+        self.assertLess(figures(*moba, "attention.moba_top_k=1")[1], budget[1])
+
+    # Tables may hold the recomputation that trains, or another: both plan and train.
+    def test_budgets_by_a_table_under_recomputation(self):
+        measure = [
+            "profile.lengths=[128,256,512]",
+            "profile.budgets=[1,2,4]",
+            "profile.repeats=1",
+            "profile.warmup=0",
+            "profile.held_out=0",
+            "profile.repair_limit=1000",
+        ]
+        budgets = [o for o in BUDGETS if not o.startswith("costs.")]
+        deck = self.deck(dp=2, steps=2)
+        for measured, trained in (("full", "full"), ("none", "full")):
+            table = self.out(measured + ".h5")
+            more = [*budgets, *measure, f"profile.table={table}"]
+            folder = self.out("profile-" + measured)
+            self.run_ballast(
+                1,
+                "profile",
+                self.deck("one.toml", dp=1),
+                *more,
+                f'profile.recompute=["{measured}"]',
+                "-d",
+                folder,
+            )
+            more += [f"recompute.mode={trained}", "profile.repair_limit=1000"]
+            self.run_ballast(1, "check", deck, *more)
+            run = self.out(f"run-{measured}-{trained}")
+            self.run_ballast(2, "train", deck, *more, "-d", run)
+            self.assertTrue(self.choices(run)[0][0])
+
     def test_a_table_of_another_layer_is_refused(self):
         table = self.out("table.h5")
         base = [

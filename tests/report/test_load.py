@@ -87,7 +87,9 @@ class Loading(RunTest):
         )
         kind, number, plan = old_plans.read("batch", 8, text)
         self.assertEqual((kind, number), ("step", 8))
-        self.assertEqual(batches.micro_batches(plan), [(0, 1, [345, 100]), (1, 4, [5])])
+        self.assertEqual(
+            batches.micro_batches(plan), [(0, 1, [(0, 345), (100, 200)]), (1, 4, [(0, 5)])]
+        )
         text = "micro_batch 0 layer 3 base 32 budget 20 coverage_loss 0.05\n"
         self.assertEqual(old_plans.read("budgets", 8, text)[2], [[0, 3, 32, 20, 0.05]])
 

@@ -176,6 +176,14 @@ RingBalance ring_balance(const std::vector<std::vector<double>>& work, int outer
   return b;
 }
 
+std::vector<GeneratedHead> generated_heads(GeneratedPattern pattern, std::int64_t tokens) {
+  if (pattern.density >= 1)
+    return std::vector<GeneratedHead>(static_cast<std::size_t>(pattern.heads), dense_head(tokens));
+  pattern.tokens = tokens;
+  pattern.columns = std::min(pattern.columns, tokens / 16);
+  return generate(pattern);
+}
+
 AttentionPattern generated_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
                                    const GeneratedPattern& pattern) {
   std::map<std::int64_t, std::vector<GeneratedHead>> of_length;
@@ -183,13 +191,7 @@ AttentionPattern generated_pattern(std::span<const AxisRange> queries, const Key
   for (int s = 0; s < axis.segments(); ++s) {
     const std::int64_t tokens = axis.offset[s + 1] - axis.offset[s];
     auto& heads = of_length[tokens];
-    if (heads.empty() && tokens > 0) {
-      GeneratedPattern own = pattern;
-      own.tokens = tokens;
-      own.columns = std::min(pattern.columns, tokens / 16);
-      heads = pattern.density < 1 ? generate(own)
-                                  : std::vector<GeneratedHead>(pattern.heads, dense_head(tokens));
-    }
+    if (heads.empty() && tokens > 0) heads = generated_heads(pattern, tokens);
     of_segment.push_back(heads);
   }
   return vertical_slash_pattern(queries, axis, of_segment, false);

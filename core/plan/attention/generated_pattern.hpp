@@ -42,9 +42,13 @@ using GeneratedHead = VerticalSlash;
 /// they count.
 std::vector<GeneratedHead> generate(const GeneratedPattern& pattern);
 
+/// The same of a segment of `tokens` keys, as runs have it: at most one column in 16 keys, and all
+/// pairs for a density of 1.
+std::vector<GeneratedHead> generated_heads(GeneratedPattern pattern, std::int64_t tokens);
+
 /// Generated vertical-slash patterns over the whole key axis, one per head: every segment has the
-/// pattern of its own number of keys (GeneratedPattern::tokens is not read), with at most one
-/// column in 16 keys.  Errors: those of generate and query_blocks.
+/// pattern of its own number of keys (generated_heads).  Errors: those of generate and
+/// query_blocks.
 AttentionPattern generated_pattern(std::span<const AxisRange> queries, const KeyAxis& axis,
                                    const GeneratedPattern& pattern);
 

@@ -59,9 +59,10 @@ void BatchMeter::add_lengths(const Batch& batch) {
 BatchMeter::Pack BatchMeter::pack_of(const MicroBatch& micro_batch) const {
   Pack pack;
   for (const Segment& s : micro_batch.segments) {
-    const double n = static_cast<double>(s.tokens());
-    pack.tokens += n;
-    pack.squares += n * n;
+    pack.tokens += static_cast<double>(s.tokens());
+    // A chunk also attends to what lies before it: the chunks of a sample add to its square.
+    const double begin = static_cast<double>(s.begin), end = static_cast<double>(s.end);
+    pack.squares += end * end - begin * begin;
     pack.longest = std::max(pack.longest, s.tokens());
   }
   pack.group = group(pack.longest);

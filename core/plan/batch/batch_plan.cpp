@@ -82,9 +82,13 @@ class Planner {
     squares_.resize(packs_.size());
     for (std::size_t p = 0; p < packs_.size(); ++p)
       for (const std::uint32_t i : packs_[p]) {
-        const double n = static_cast<double>(lengths[i]);
-        squares_[p] += n * n;
-        cost_[p] += n + options.pair_cost_tokens * n * (n + 1) / 2;
+        const double n = static_cast<double>(lengths[i]),
+                     chosen = static_cast<double>(samples[i].chosen_tokens);
+        // The answers of a pair do not see each other.
+        for (const double part : {chosen, n - chosen}) {
+          squares_[p] += part * part;
+          cost_[p] += part + options.pair_cost_tokens * part * (part + 1) / 2;
+        }
       }
   }
 
@@ -98,21 +102,24 @@ class Planner {
     return all;
   }
 
-  /// Adds a round: the heaviest pack to the ranks with the least cost so far.
+  /// Adds a round: the heaviest pack to the ranks with the least cost so far; as they come without
+  /// balance.
   void add(Batch& batch, std::vector<double>& load, const Round& round) const {
     const PackGroup& group = groups_[round.group];
     const std::size_t ranks = static_cast<std::size_t>(group.ranks);
     Numbers packs = round.packs;
-    std::stable_sort(packs.begin(), packs.end(),
-                     [&](std::uint32_t a, std::uint32_t b) { return cost_[a] > cost_[b]; });
+    if (balanced())
+      std::stable_sort(packs.begin(), packs.end(),
+                       [&](std::uint32_t a, std::uint32_t b) { return cost_[a] > cost_[b]; });
     const auto block_load = [&](std::size_t b) {
       return *std::max_element(load.begin() + static_cast<std::ptrdiff_t>(b * ranks),
                                load.begin() + static_cast<std::ptrdiff_t>((b + 1) * ranks));
     };
     std::vector<std::size_t> blocks(load.size() / ranks);
     std::iota(blocks.begin(), blocks.end(), std::size_t{0});
-    std::stable_sort(blocks.begin(), blocks.end(),
-                     [&](std::size_t a, std::size_t b) { return block_load(a) < block_load(b); });
+    if (balanced())
+      std::stable_sort(blocks.begin(), blocks.end(),
+                       [&](std::size_t a, std::size_t b) { return block_load(a) < block_load(b); });
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const bool idle = i >= packs.size();
       if (idle && !aligned_) break;  // rounds need not meet where no rank shares a pack
@@ -148,9 +155,11 @@ class Planner {
     std::size_t d = 0;
     for (const Round& round : rounds())
       for (const std::uint32_t p : round.packs)
-        batch.micro_batches[d++ % batch.micro_batches.size()].push_back({segments(p)});
+        batch.micro_batches[d++ % batch.micro_batches.size()].push_back(
+            {segments(p), 1, groups_[round.group].recompute_layers});
   }
 
+  bool balanced() const { return options_.method != Batching::hbp || options_.balance; }
   bool aligned() const { return aligned_; }
   std::size_t ranks() const { return static_cast<std::size_t>(options_.dp); }
 
@@ -250,10 +259,10 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
   Batch batch;
   batch.step = step;
   batch.micro_batches.resize(planner.ranks());
-  if (options.method == Batching::packed ||
-      (options.method == Batching::hbp && !planner.aligned())) {
+  if (planner.balanced() && (options.method == Batching::packed ||
+                             (options.method == Batching::hbp && !planner.aligned()))) {
     planner.add_all(batch);
-  } else if (options.method == Batching::hbp) {
+  } else if (options.method == Batching::hbp && planner.aligned()) {
     std::vector<double> load(planner.ranks());
     for (const Round& round : planner.rounds()) planner.add(batch, load, round);
   } else {

@@ -104,11 +104,22 @@ void switch_on(Deck& deck, const KeySpec& spec) {
 
 /// Keys of these blocks that commands and executors read from the Config itself.
 const std::set<std::string> kReadAsTheyAre{
-    "attention.heads",         "attention.recorded",    "model.head_chunk_tokens",
-    "data.validation_share",   "batching.shuffle",      "batching.scope",
-    "batching.select_lengths", "batching.select_ranks", "batching.select_memory_gib",
-    "batching.select_refine",  "chunk.window_tokens",   "chunk.search_tokens",
-    "chunk.search_k",          "chunk.search_steps",    "chunk.search_memory_gib",
+    "attention.expected_sparsity",
+    "attention.heads",
+    "attention.recorded",
+    "model.head_chunk_tokens",
+    "data.validation_share",
+    "batching.shuffle",
+    "batching.scope",
+    "batching.select_lengths",
+    "batching.select_ranks",
+    "batching.select_memory_gib",
+    "batching.select_refine",
+    "chunk.window_tokens",
+    "chunk.search_tokens",
+    "chunk.search_k",
+    "chunk.search_steps",
+    "chunk.search_memory_gib",
     "pipeline.plan_steps",
 };
 

@@ -1,6 +1,10 @@
 // The three sources of costs, each against what it is made from.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
 #include "core/base/error.hpp"
 #include "core/model/presets.hpp"
 #include "core/predict/rate_costs.hpp"
@@ -10,21 +14,28 @@
 namespace ballast {
 namespace {
 
+/// On one rank.
+PassTime layer(const Costs& costs, const MicroBatch& m, std::int64_t budget,
+               Recompute mode = Recompute::none) {
+  return layer_time(costs, m, budget, {}, mode);
+}
+
 TEST(StatedCosts, CountsTokensAndVisiblePairsOfAStage) {
   StatedTimes times;
   times.token_s = 2, times.pair_s = 0.5, times.micro_batch_s = 3;
   times.backward_over_forward = 2, times.weight_share = 0.25, times.block_tokens = 4;
   const StatedCosts costs(times);
   const MicroBatch m{{{0, 0, 4, 0}, {1, 8, 10, 0}}};
-  const PassTime time = layer_time(costs, m, 0);
+  const PassTime time = layer(costs, m, 0);
   EXPECT_DOUBLE_EQ(time.forward_s, 3 + 2 * 6 + 0.5 * (10 + 19));
   EXPECT_DOUBLE_EQ(time.backward_s, 2 * time.forward_s);
   EXPECT_DOUBLE_EQ(time.weight_s, 2 * 0.25 * 2 * 6);
   // One block of four keys: the last chunk's queries see four each.
-  EXPECT_DOUBLE_EQ(layer_time(costs, m, 1).forward_s, 3 + 2 * 6 + 0.5 * (10 + 8));
+  EXPECT_DOUBLE_EQ(layer(costs, m, 1).forward_s, 3 + 2 * 6 + 0.5 * (10 + 8));
   // Full recompute adds a forward, shared micro-batches divide.
-  EXPECT_DOUBLE_EQ(layer_time(costs, m, 0, {}, Recompute::full).backward_s, 3 * time.forward_s);
-  EXPECT_DOUBLE_EQ(layer_time(costs, m, 0, {2, 1, 1}).forward_s, 3 + (12 + 14.5) / 2);
+  EXPECT_DOUBLE_EQ(layer(costs, m, 0, Recompute::full).backward_s, 3 * time.forward_s);
+  EXPECT_DOUBLE_EQ(layer_time(costs, m, 0, {2, 1, 1}, Recompute::none).forward_s,
+                   3 + (12 + 14.5) / 2);
   EXPECT_DOUBLE_EQ(costs.layer_scale(4), 0.25);
 }
 
@@ -35,8 +46,9 @@ TEST(StatedCosts, AlignsBudgetsToATarget) {
   const MicroBatch m{{{0, 0, 8192, 0}}};
   const std::vector<std::int64_t> candidates{1, 2, 4, 8, 16, 32};
   for (const std::int64_t k : candidates)
-    EXPECT_EQ(align_budget(costs, m, layer_time(costs, m, k).total_s(), candidates), k);
-  EXPECT_EQ(align_budget(costs, m, 0, candidates), 1);
+    EXPECT_EQ(align_budget(costs, m, layer(costs, m, k).total_s(), candidates, {}, Recompute::none),
+              k);
+  EXPECT_EQ(align_budget(costs, m, 0, candidates, {}, Recompute::none), 1);
 }
 
 WorkShape work_of(const std::string& preset) {
@@ -53,9 +65,9 @@ TEST(RateCosts, AreNearAMeasuredStep) {
     const WorkShape work = work_of(preset);
     const RateCosts costs(device_rates(DeviceKind::h200), work);
     const MicroBatch m{{{0, 0, 8192, 0}}};
-    const double step_s =
-        static_cast<double>(work.model.layers) * layer_time(costs, m, 0).total_s() +
-        costs.head(8192, {}).total_s() + costs.optimizer(work.model.parameters(), false);
+    const double step_s = static_cast<double>(work.model.layers) * layer(costs, m, 0).total_s() +
+                          costs.head(8192, {}).total_s() +
+                          costs.optimizer(work.model.parameters(), false);
     EXPECT_NEAR(step_s, measured_s, within * measured_s) << preset;
   }
 }
@@ -70,7 +82,7 @@ TEST(RateCosts, KnowKindsOfDevicesAndOrderThem) {
   for (const DeviceKind kind : {DeviceKind::host_core, DeviceKind::generic, DeviceKind::a100,
                                 DeviceKind::h100, DeviceKind::h200}) {
     const RateCosts costs(device_rates(kind), work_of("llama3.1-8b"));
-    const double seconds = layer_time(costs, m, 0).total_s();
+    const double seconds = layer(costs, m, 0).total_s();
     EXPECT_LT(seconds, before);
     before = seconds;
   }
@@ -102,7 +114,7 @@ TEST(RateCosts, FrozenWeightsHaveNoGradient) {
   const RateCosts whole(device_rates(DeviceKind::h200), work);
   work.model.lora.rank = 16;
   const RateCosts adapters(device_rates(DeviceKind::h200), work);
-  EXPECT_LT(layer_time(adapters, m, 0).backward_s, 0.75 * layer_time(whole, m, 0).backward_s);
+  EXPECT_LT(layer(adapters, m, 0).backward_s, 0.75 * layer(whole, m, 0).backward_s);
 }
 
 TEST(RateCosts, WhatLeavesANodeTakesTheNetwork) {
@@ -138,9 +150,33 @@ TEST(RateCosts, StateInBf16HasFewerBytes) {
   EXPECT_NEAR(bytes(true), 4 * 3 + 2 * 4 + 2, 1e-9) << "of a shard's sums";
 }
 
+/// A layer that takes `token_s` a token and `pair_s` a pair forward, twice that backward, measured
+/// dense and at MoBA's budgets of 64-token blocks.
+ProfileTable drawn_table(double token_s, double pair_s) {
+  ProfileTable table;
+  table.block_tokens = 64;
+  for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward}) {
+    const double factor = pass == ProfilePass::forward ? 1 : 2;
+    const auto row = [&](ProfilePart part, std::optional<PatternKind> pattern, std::int64_t n,
+                         std::int64_t budget, double seconds) {
+      table.rows.push_back(
+          {part, pattern, n, 0, budget, 1, Recompute::none, pass, factor * seconds, 0, 0});
+    };
+    for (std::int64_t n = 64; n <= (1 << 20); n *= 2) {
+      const double tokens = static_cast<double>(n);
+      row(ProfilePart::rest, {}, n, 0, token_s * tokens);
+      for (std::int64_t k = 0; k <= n / 64; k = std::max<std::int64_t>(1, 2 * k))
+        row(ProfilePart::attention, k == 0 ? PatternKind::dense : PatternKind::moba, n, k,
+            pair_s * tokens * mean_keys(n, 0, k, 64));
+    }
+  }
+  std::vector<std::string> notes;
+  return checked(std::move(table), 0, notes);
+}
+
 TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   const WorkShape work = work_of("qwen2.5-0.5b");
-  ProfileTable table = stated_profile(1e-6, 1e-9, 2, PatternKind::moba, 64);
+  ProfileTable table = drawn_table(1e-6, 1e-9);
   table.links = {{"stage", 1e-5, 1e9}};
   const TableCosts costs("a.h5", table, PatternKind::moba, work);
   EXPECT_EQ(costs.source(), "times of a.h5");
@@ -149,17 +185,46 @@ TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   const LatencyModel model(table, options);
   const MicroBatch m{{{0, 0, 5000, 0}, {1, 4096, 6000, 0}}};
   for (const std::int64_t budget : {0, 4, 32}) {
-    EXPECT_DOUBLE_EQ(layer_time(costs, m, budget).forward_s, model.predict(m, budget).forward_s);
-    EXPECT_DOUBLE_EQ(layer_time(costs, m, budget).backward_s, model.predict(m, budget).backward_s);
+    EXPECT_DOUBLE_EQ(layer(costs, m, budget).forward_s, model.predict(m, budget).forward_s);
+    EXPECT_DOUBLE_EQ(layer(costs, m, budget).backward_s, model.predict(m, budget).backward_s);
   }
   // No series of recomputation: one more forward.
-  const PassTime kept = layer_time(costs, m, 4),
-                 again = layer_time(costs, m, 4, {}, Recompute::full);
+  const PassTime kept = layer(costs, m, 4), again = layer(costs, m, 4, Recompute::full);
   EXPECT_DOUBLE_EQ(again.backward_s, kept.backward_s + kept.forward_s);
   EXPECT_DOUBLE_EQ(again.weight_s, kept.weight_s);
   EXPECT_DOUBLE_EQ(costs.stage_hop(1000, {}), 1e-5 + 1000.0 * 896 * 2 / 1e9);
   EXPECT_GT(costs.optimizer(1 << 20, false), 0);
   EXPECT_THROW(TableCosts("a.h5", table, PatternKind::vertical_slash, work), Error);
+}
+
+// Where no budget counts pairs, all costs take the pattern's share of the visible ones, and budgets
+// stay what they are.
+TEST(Costs, TimeTheShareOfAPattern) {
+  const auto quarter = std::make_shared<const PatternWork>(0.25);
+  StatedTimes times;
+  times.pair_s = 1e-9;
+  WorkShape work = work_of("qwen2.5-0.5b"), sparse_work = work;
+  sparse_work.pattern = quarter;
+  StatedTimes sparse_times = times;
+  sparse_times.pattern = quarter;
+  const ProfileTable table = drawn_table(1e-6, 1e-9);
+  const StatedCosts stated(times), sparse_stated(sparse_times);
+  const RateCosts rates(device_rates(DeviceKind::h200), work),
+      sparse_rates(device_rates(DeviceKind::h200), sparse_work);
+  const TableCosts measured("t", table, PatternKind::dense, work),
+      sparse_measured("t", table, PatternKind::dense, sparse_work);
+  const double launch = device_rates(DeviceKind::h200).launch_s;
+  for (const auto& [dense, sparse, fixed] :
+       {std::tuple<const Costs&, const Costs&, double>{stated, sparse_stated, 0},
+        {rates, sparse_rates, launch},
+        {measured, sparse_measured, 0}}) {
+    const PassTime all = dense.attention(30000, 1000, 0, {}, Recompute::none),
+                   some = sparse.attention(30000, 1000, 0, {}, Recompute::none);
+    EXPECT_NEAR(some.forward_s - fixed, 0.25 * (all.forward_s - fixed), 1e-9 * all.forward_s);
+    EXPECT_NEAR(some.backward_s - fixed, 0.25 * (all.backward_s - fixed), 1e-9 * all.backward_s);
+    EXPECT_EQ(dense.attention(30000, 0, 8, {}, Recompute::none).forward_s,
+              sparse.attention(30000, 0, 8, {}, Recompute::none).forward_s);
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "core/base/error.hpp"
 #include "core/predict/latency_model.hpp"
 #include "core/predict/profile_table.hpp"
+#include "core/predict/table_costs.hpp"
 #include "tests/seed.hpp"
 
 using namespace ballast;
@@ -94,6 +95,7 @@ TEST(LatencyModel, ATokenCostsNoLessInAShorterCall) {
   EXPECT_NEAR(falls(16), 0.25, 1e-12);
   EXPECT_NEAR(falls(512), 32 * 4, 1e-9);  // the slope 3 of the last two is taken for 2
   EXPECT_NEAR(floor(32), 1 / 1.2, 1e-12);
+  EXPECT_NEAR(floor(1024), 1.5 * 4, 1e-12);  // nor does work cost less in a longer one
   EXPECT_NEAR(falls(96), std::pow(1.5, 2), 1e-12);
 }
 
@@ -163,8 +165,9 @@ TEST(LatencyModelSlow, NeverFallsAndAlignIsTheLargestBudget) {
              std::exp(std::uniform_real_distribution<>(-0.3, 0.3)(random));
     };
     std::vector<std::string> notes;
-    const LatencyModel model(checked(table_of(seconds, {0, 8192}), 0.5, notes),
-                             {.pattern = PatternKind::moba});
+    const ProfileTable table = checked(table_of(seconds, {0, 8192}), 0.5, notes);
+    const LatencyModel model(table, {.pattern = PatternKind::moba});
+    const TableCosts costs("table", table, PatternKind::moba, {});
     for (int i = 0; i < 200; ++i) {
       const std::int64_t n = 1 + static_cast<std::int64_t>(random() % 150000),
                          p = static_cast<std::int64_t>(random() % 40000),
@@ -195,7 +198,7 @@ TEST(LatencyModelSlow, NeverFallsAndAlignIsTheLargestBudget) {
       std::int64_t best = candidates.front();
       for (const std::int64_t c : candidates)
         if (model.predict(m, c).total_s() <= target) best = c;
-      EXPECT_EQ(model.align(m, target, candidates), best);
+      EXPECT_EQ(align_budget(costs, m, target, candidates, {}, Recompute::none), best);
     }
   }
 }

@@ -6,8 +6,9 @@
 #include <random>
 
 #include "core/base/error.hpp"
-#include "core/predict/latency_model.hpp"
 #include "core/predict/sparsity_tuning.hpp"
+#include "core/predict/step_costs.hpp"
+#include "core/predict/table_costs.hpp"
 #include "tests/seed.hpp"
 
 using namespace ballast;
@@ -132,41 +133,49 @@ TEST(Dst, AnchorsAndTargetsOfABatch) {
       }
     }
   std::vector<std::string> notes;
-  const LatencyModel model(checked(table, 0.2, notes), {.pattern = PatternKind::moba});
+  table = checked(table, 0.2, notes);
+  const TableCosts costs("table", table, PatternKind::moba, {});
   std::mt19937_64 random(test_seed());
-  for (const Anchor anchor : {Anchor::mean, Anchor::min, Anchor::max}) {
-    StepPlan plan;
-    plan.mesh.dp = 2;
-    plan.lanes.resize(2);
-    for (int i = 0; i < 8; ++i) {
-      PlannedMicroBatch m;
-      for (std::uint64_t s = 0; s < 1 + random() % 3; ++s)
-        m.segments.push_back({0, 0, static_cast<std::int64_t>(random() % 30000), 0});
-      m.group.first = i % 2;
-      plan.lanes[static_cast<std::size_t>(i) % 2].micro_batches.push_back(i);
-      plan.micro_batches.push_back(m);
-    }
-    DstOptions options{anchor, 0.1, 32, default_candidates(32)};
-    const auto targets = tuning_targets(plan, model, options);
-    ASSERT_EQ(targets.size(), 8u);
-    std::vector<double> all;
-    for (const auto& m : plan.micro_batches)
-      if (m.micro_batch().tokens() > 0) all.push_back(model.predict(m.micro_batch(), 32).total_s());
-    if (all.empty()) continue;
-    const double t = anchor_latency(anchor, all);
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-      const MicroBatch m = plan.micro_batches[i].micro_batch();
-      if (m.tokens() == 0) continue;
-      // The mean of other orders differs in its last bits.
-      if (std::abs(model.predict(m, 32).total_s() - t) < 1e-12 * t) continue;
-      EXPECT_EQ(targets[i].above_anchor, model.predict(m, 32).total_s() > t);
-      EXPECT_EQ(targets[i].anchor_budget, model.align(m, t, options.candidates));
-      if (anchor == Anchor::max) {
-        EXPECT_FALSE(targets[i].above_anchor);
-        EXPECT_GE(targets[i].anchor_budget, 32);
+  SimulationOptions simulation;
+  for (const Recompute mode : {Recompute::none, Recompute::full})
+    for (const Anchor anchor : {Anchor::mean, Anchor::min, Anchor::max}) {
+      StepPlan plan;
+      plan.mesh.dp = 2;
+      plan.lanes.resize(2);
+      for (int i = 0; i < 8; ++i) {
+        PlannedMicroBatch m;
+        for (std::uint64_t s = 0; s < 1 + random() % 3; ++s)
+          m.segments.push_back({0, 0, static_cast<std::int64_t>(random() % 30000), 0});
+        m.group.first = i % 2;
+        plan.lanes[static_cast<std::size_t>(i) % 2].micro_batches.push_back(i);
+        plan.micro_batches.push_back(m);
+      }
+      simulation.dst = {anchor, 0.1, 32, default_candidates(32)};
+      simulation.recompute.mode = mode;
+      const auto targets = tuning_targets(plan, simulation, costs);
+      const auto seconds = [&](const MicroBatch& m) {
+        return layer_time(costs, m, 32, {}, mode).total_s();
+      };
+      ASSERT_EQ(targets.size(), 8u);
+      std::vector<double> all;
+      for (const auto& m : plan.micro_batches)
+        if (m.micro_batch().tokens() > 0) all.push_back(seconds(m.micro_batch()));
+      if (all.empty()) continue;
+      const double t = anchor_latency(anchor, all);
+      for (std::size_t i = 0; i < targets.size(); ++i) {
+        const MicroBatch m = plan.micro_batches[i].micro_batch();
+        if (m.tokens() == 0) continue;
+        // The mean of other orders differs in its last bits.
+        if (std::abs(seconds(m) - t) < 1e-12 * t) continue;
+        EXPECT_EQ(targets[i].above_anchor, seconds(m) > t);
+        EXPECT_EQ(targets[i].anchor_budget,
+                  align_budget(costs, m, t, simulation.dst.candidates, {}, mode));
+        if (anchor == Anchor::max) {
+          EXPECT_FALSE(targets[i].above_anchor);
+          EXPECT_GE(targets[i].anchor_budget, 32);
+        }
       }
     }
-  }
   const auto candidates = default_candidates(32);
   EXPECT_EQ(candidates.front(), 4);
   EXPECT_EQ(candidates.back(), 128);

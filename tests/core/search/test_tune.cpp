@@ -41,7 +41,7 @@ TuneInput input(const Config& base, int ranks, std::vector<std::int64_t> lengths
     for (std::size_t i = 0; i < lengths.size(); ++i)
       step.push_back({static_cast<std::int64_t>(i), lengths[i], lengths[i]});
   in.longest = {0, *std::max_element(lengths.begin(), lengths.end()), 0};
-  in.costs = [](const Config& config) { return stated_costs(config); };
+  in.costs = [](const Config& config) { return stated_costs(config, pattern_work(config)); };
   return in;
 }
 
@@ -158,6 +158,50 @@ TEST(TuneSlow, StepsInTurnFitTooWhatNoneAloneNeeds) {
     for (const Trial& t : fit.best)
       EXPECT_LE(static_cast<double>(t.bytes), in.limits.memory_bytes) << describe(t.candidate);
   }
+}
+
+// A second step that needs more memory than the first takes heavier recomputation, not the plan.
+TEST(Tune, LaterStepsTakeWhatSavesMemory) {
+  Config base = small_space();
+  TuneInput in = input(base, 4, kMixed);
+  in.steps.resize(2);
+  in.steps[0] = {{0, 64, 64}, {1, 64, 64}};
+  in.steps[1].clear();
+  for (std::int64_t i = 0; i < 12; ++i) in.steps[1].push_back({i, 500, 500});
+  in.longest = {0, 64, 64};
+  Candidate c;
+  c.method = Batching::packed, c.capacity = 2048, c.mesh.dp = 4;
+  TuneTrials free(in);
+  const std::int64_t first = free.run(c).bytes, second = free.more(free.run(c), 2).bytes;
+  c.recompute.mode = Recompute::full;
+  const std::int64_t least = free.more(free.run(c), 2).bytes;
+  c.recompute.mode = Recompute::none;
+  ASSERT_LT(first, least);
+  ASSERT_LT(least, second);
+  in.limits.memory_bytes = static_cast<double>(least) * 1.001;
+  TuneTrials trials(in);
+  const Trial light = trials.lightest(c);
+  EXPECT_EQ(light.candidate.recompute.mode, Recompute::none);
+  EXPECT_EQ(trials.more(light, 2).state, TrialState::over_memory);
+  for (const bool in_turn : {false, true}) {
+    const Trial found = trials.longer(light, 2, in_turn);
+    ASSERT_EQ(found.state, TrialState::fits);
+    EXPECT_EQ(found.steps, 2);
+    EXPECT_NE(found.candidate.recompute.mode, Recompute::none);
+  }
+  in.limits.memory_bytes = static_cast<double>(first);
+  EXPECT_EQ(TuneTrials(in).longer(light, 2, true).state, TrialState::over_memory);
+}
+
+TEST(Tune, GroupsKeepTheLayersThatTheyRecompute) {
+  Config base = deck();
+  Candidate c;
+  c.method = Batching::hbp, c.mesh.dp = 4, c.groups = {{512, 1, 2}, {2048, 4, -1}};
+  EXPECT_EQ(pack_groups(with(base, c)), c.groups);
+  EXPECT_NE(describe(c).find("512/1 (recompute 2) 2048/4,"), std::string::npos) << describe(c);
+  c.groups.front().recompute_layers = -1;
+  EXPECT_EQ(pack_groups(with(base, c)), c.groups);
+  EXPECT_TRUE(with(base, c).batching.group_recompute.empty());
 }
 
 TEST(TuneSlow, LowerBoundsAreBelowTheClock) {

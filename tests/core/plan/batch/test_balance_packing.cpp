@@ -247,6 +247,46 @@ Batch batch_of(const std::vector<std::vector<std::int64_t>>& packs) {
   return batch;
 }
 
+/// Largest over least work of the ranks, in squared lengths.
+double unevenness(const Batch& batch) {
+  double least = 1e300, most = 0;
+  for (const auto& list : batch.micro_batches) {
+    double work = 0;
+    for (const MicroBatch& m : list)
+      for (const Segment& s : m.segments)
+        work += static_cast<double>(s.tokens()) * static_cast<double>(s.tokens());
+    least = std::min(least, work), most = std::max(most, work);
+  }
+  return most / least;
+}
+
+// Without balance packs go to the ranks as they come, whatever they weigh, also where ranks share.
+TEST(Hbp, DealsPacksInTurnWithoutBalance) {
+  BatchingOptions options;
+  options.method = Batching::hbp;
+  options.dp = 4;
+  double balanced = 0, dealt = 0;
+  for (const int ranks : {1, 2})
+    for (options.seed = 0; options.seed < 20; ++options.seed) {
+      options.groups = {{1000, 1, -1}, {1001, ranks, 3}};
+      // Packs of one sample, or of four shorter ones with a quarter of its work.
+      std::vector<SampleLength> samples;
+      for (std::int64_t s = 0; s < 64; ++s) {
+        const std::int64_t tokens = s % 8 == 0 ? 1001 : s % 4 == 0 ? 1000 : 250;
+        samples.push_back({s, tokens, tokens - 1});
+      }
+      options.balance = true;
+      balanced += unevenness(plan_batch(0, samples, options));
+      options.balance = false;
+      const Batch batch = plan_batch(0, samples, options);
+      dealt += unevenness(batch);
+      std::map<std::int64_t, int> seen;
+      expect_sound(batch, options, seen, "dealt");
+      EXPECT_EQ(seen.size(), samples.size());
+    }
+  EXPECT_GT(dealt, 1.2 * balanced);
+}
+
 TEST(BatchMetrics, ExampleOfThePaper) {
   BatchingOptions options;
   options.method = Batching::isf;
@@ -280,6 +320,12 @@ TEST(BatchMetrics, ByHand) {
   EXPECT_EQ(m.groups.front().lengths, (std::vector<std::int64_t>{0, 0, 1, 3}));
   // Every rank shares its packs with others: all tokens communicate.
   EXPECT_DOUBLE_EQ(metrics_of({batch_of({{5, 3}, {6}})}, options, 4).cr, 1);
+
+  // The chunks of a sample add to its square, whoever has them: 8^2 on rank 0, 16 x 4^2 on rank 1.
+  Batch chunks;
+  chunks.micro_batches = {{MicroBatch{{{0, 0, 4, 4}}}, MicroBatch{{{0, 4, 8, 4}}}},
+                          {MicroBatch{{{1, 0, 4, 4}, {2, 0, 4, 4}}}}};
+  EXPECT_DOUBLE_EQ(metrics_of({chunks}, options).abr, (64.0 - 32) / (64 * 2));
 
   // sorted pads to the longest sample.
   options.method = Batching::sorted;

@@ -49,6 +49,30 @@ TEST(Pairs, StandSideBySideInOneMicroBatch) {
   }
 }
 
+// 1,000 + 1,000 tokens attend to half of what 2,000 would: four even and four uneven pairs a rank.
+TEST(Pairs, WeighByTheirDocuments) {
+  std::vector<SampleLength> samples;
+  for (std::int64_t s = 0; s < 16; ++s) {
+    const std::int64_t chosen = s % 2 == 0 ? 1000 : 1900;
+    samples.push_back({s, 2000, 10, chosen, 5});
+  }
+  for (const Batching method : {Batching::packed, Batching::hbp}) {
+    BatchingOptions options;
+    options.method = method;
+    options.dp = 2;
+    options.micro_batch_tokens = 2000;
+    options.groups = {{2000}, {4000}};
+    options.pair_cost_tokens = 1;
+    const Batch batch = plan_batch(0, samples, options);
+    for (const auto& list : batch.micro_batches) {
+      int uneven = 0;
+      for (const MicroBatch& m : list)
+        for (const Segment& s : m.segments) uneven += s.tokens() == 1900;
+      EXPECT_EQ(uneven, 4) << name(method);
+    }
+  }
+}
+
 TEST(Pairs, WeighAlikeAndKeepTheirOriginInJson) {
   StepOptions options;
   options.mesh.dp = 2;
