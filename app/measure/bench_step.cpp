@@ -130,8 +130,7 @@ Measured measure(Session& session, const BenchSettings& settings) {
     m.tokens += static_cast<double>(planned.plan.tokens());
     m.flops += session.training_flops(planned.plan);
     m.loss = found.loss;
-    if (session.config.dst.enabled)
-      add_budgets(world, session.tuning->facts(), m.budgets);
+    if (session.config.dst.enabled) add_budgets(world, session.tuning->facts(), m.budgets);
   }
   for (const auto& [key, share] : spent.shares()) m.shares[key] = share;
   m.notes = step.table_notes();

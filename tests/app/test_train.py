@@ -91,6 +91,33 @@ class Meshes(RunCase):
         self.assertAlmostEqual(finals[0], finals[1], delta=1e-6)
         self.assertAlmostEqual(finals[0], finals[2], delta=1e-6)
 
+    # The first moment of a first step is a tenth of the gradient that the update took.
+    def test_gradients_are_clipped_to_the_norm(self):
+        import h5py
+
+        def moments(name, ranks, limit):
+            run = self.out(name)
+            deck = self.deck(name + ".toml", dp=ranks, steps=1, every=1)
+            more = [f"optimizer.clip_norm={limit!r}", "run.precision=fp64"]
+            self.run_ballast(ranks, "train", deck, *more, "-d", run)
+            with h5py.File(os.path.join(run, "checkpoints", self.checkpoints(run)[-1])) as f:
+                found = {key: f["parameters"][key]["moment1"][()] for key in f["parameters"]}
+            return found, float(self.steps(run)[0]["grad_norm"])
+
+        free, norm = moments("free", 1, 0.0)
+        squares = sum((value.astype(float) ** 2).sum() for value in free.values())
+        self.assertAlmostEqual(10 * squares**0.5, norm, delta=1e-4 * norm)
+        for name, ranks, limit, share in (
+            ("above", 1, 2 * norm, 1.0),
+            ("half", 1, 0.5 * norm, 0.5),
+            ("tenth", 2, 0.1 * norm, 0.1),
+        ):
+            clipped, told = moments(name, ranks, limit)
+            self.assertAlmostEqual(told, norm, delta=1e-4 * norm)  # as it was before
+            for key, value in free.items():
+                error = abs(clipped[key] - share * value).max() / abs(share * value).max()
+                self.assertLess(error, 1e-4, (name, key))
+
 
 class Restarts(RunCase):
     def test_restart_on_the_same_mesh_is_bit_identical(self):

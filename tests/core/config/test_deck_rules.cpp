@@ -262,6 +262,29 @@ TEST(DeckRules, SoundDecksHaveNoProblems) {
   EXPECT_EQ(fmt::format("{}", fmt::join(deck_problems(deck), "\n")), "");
 }
 
+// Just what a rule allows.
+TEST(DeckRules, BoundariesAreSound) {
+  using Settings = std::vector<std::pair<std::string, DeckValue>>;
+  for (const Settings& settings : {Settings{{"attention.pattern", S("vertical_slash")},
+                                            {"attention.selection", S("causal")},
+                                            {"attention.stretch", I{1024}},
+                                            {"batching.method", S("balanced")},
+                                            {"batching.micro_batch_tokens", I{1024}},
+                                            {"mesh.dp", I{1}}},
+                                   Settings{{"optimizer.schedule", S("wsd")},
+                                            {"optimizer.decay_steps", I{100}},
+                                            {"optimizer.warmup_steps", I{30}},
+                                            {"optimizer.wsd_decay_steps", I{70}}},
+                                   Settings{{"batching.method", S("hbp")},
+                                            {"batching.groups", std::vector<I>{256, 2048}},
+                                            {"batching.long", S("split")},
+                                            {"data.max_tokens", I{2048}}}}) {
+    Deck deck = sound();
+    for (const auto& [path, value] : settings) deck.set(path, value, "deck.toml:9");
+    EXPECT_EQ(fmt::format("{}", fmt::join(deck_problems(deck), "\n")), "") << settings[0].first;
+  }
+}
+
 TEST(DeckRules, WhatNoExecutorRunsIsRefusedWhereRanksRunIt) {
   Deck deck = sound();
   deck.set("mesh.tp", std::int64_t{2}, "deck.toml:3");

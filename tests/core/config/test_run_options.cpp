@@ -7,6 +7,8 @@
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/config/step_options.hpp"
+#include "core/model/parameter_table.hpp"
+#include "core/plan/pipeline/stage_balance.hpp"
 #include "tests/core/config/other_value.hpp"
 
 namespace ballast {
@@ -158,6 +160,40 @@ TEST(RunOptions, SchedulesBoundLiveChunksWhereSamplesAreCut) {
   config.pipeline.schedule = ScheduleKind::one_f_one_b;
   EXPECT_EQ(chosen(Batching::balanced, 1), ScheduleKind::one_f_one_b);
   EXPECT_GT(chunks_kept(), 1 << 20);
+}
+
+TEST(RunOptions, StagesAndLayoutsCountAttention) {
+  Deck deck;
+  deck.set("model.preset", std::string("qwen2.5-0.5b"), "deck.toml:1");
+  Config config = deck.config();
+  config.mesh.pp = 4, config.mesh.cp_inner = 2;
+  config.batching.micro_batch_tokens = 65536;
+  const ModelShape model = model_shape(config);
+  // A full pack's tokens see half of it on average, and the head counts as well.
+  EXPECT_EQ(layer_begin(config), balance_stages(24, 4, part_costs(model, 32768)));
+  EXPECT_NE(layer_begin(config), balance_stages(24, 4, part_costs(model, 0)));
+  EXPECT_DOUBLE_EQ(RunOptions::from(config).layout.token_pairs, 1 / pair_cost_tokens(model));
+  EXPECT_GT(window_options(config).token_pairs, 0);
+  config.batching.method = Batching::hbp;
+  config.batching.groups = {512, 4096};
+  config.curriculum.steps = 3;
+  EXPECT_EQ(curriculum(config).max_tokens, 512) << "of the first group";
+}
+
+TEST(RunOptions, AdaptersAndHalfMomentsAreWhatPlansReduceAndTime) {
+  Deck deck;
+  deck.set("model.preset", std::string("qwen2.5-0.5b"), "deck.toml:1");
+  deck.set("lora.rank", std::int64_t{8}, "deck.toml:2");
+  deck.set("optimizer.moments", std::string("bf16"), "deck.toml:3");
+  const Config config = deck.config();
+  const RunOptions options = RunOptions::from(config);
+  std::int64_t trained = 0, all = 0;
+  for (const Parameter& p : parameter_table(options.model, {0}))
+    trained += p.trainable ? p.numel() : 0, all += p.numel();
+  const StepOptions step = step_options(config, options);
+  EXPECT_EQ(step.stage_elements, std::vector<std::int64_t>{trained});
+  EXPECT_LT(trained, all / 20);
+  EXPECT_EQ(work_shape(config, nullptr).moment_bytes, 2);
 }
 
 TEST(RunOptions, GroupsOfAnotherMethodCutNoSamples) {

@@ -38,6 +38,10 @@ TEST(Metrics, EmptyRingsAreBalanced) {
   }
 }
 
+TEST(Metrics, IdleWorkersCount) {
+  EXPECT_DOUBLE_EQ(computation_ratio({{1}, {0}}, {{1}, {1}}), 0.5);
+}
+
 TEST(Metrics, RaggedRingsAreRefused) {
   EXPECT_THROW(worker_imbalance({{1, 2}, {3}}), Error);
   EXPECT_THROW(step_imbalance({{1, 2}, {3}}), Error);

@@ -43,6 +43,26 @@ TEST(StepOrder, SharedListsDoNotDeadlock) {
     }
 }
 
+// K bounds the micro-batches that live at once, also where ranks share some of them.
+TEST(StepOrder, SharedListsKeepTheBoundOfLiveChunks) {
+  for (const int k : {1, 2}) {
+    StepPlan plan = test::placed(2, 4, {{0, 2}, {0, 1}, {0, 2}, {0, 1}, {0, 2}, {0, 2}, {0, 1}});
+    order(plan, ScheduleKind::state_aware_1f1b, k);
+    int most = 0;
+    for (const int lane : {0, 1})
+      for (std::size_t s = 0; s < 4; ++s) {
+        int live = 0;
+        for (const Op& op : plan.schedule(lane).stages[s]) {
+          if (op.kind == OpKind::forward) ++live;
+          if (op.kind == OpKind::backward) --live;
+          EXPECT_LE(live, k + 3 - static_cast<int>(s)) << "K " << k << " stage " << s;
+          most = std::max(most, live);
+        }
+      }
+    EXPECT_EQ(most, k + 3) << "the bound is reached, so this shows something";
+  }
+}
+
 // An op of lane 0 without its private micro-batch is lane 1's, in the same order.
 TEST(StepOrder, ListsAreOneOrderRestricted) {
   for (const ScheduleKind schedule : kSchedules) {

@@ -35,6 +35,19 @@ TEST(StepPlan, Accessors) {
   EXPECT_EQ(plan.layout(plan.micro_batches[0]).ranks(), 1);
 }
 
+// As many tokens are not as much work: one sample of 64K attends to 16 times what 16 of 4K do.
+TEST(StepPlan, LanesAreInStepByTokensAndPairs) {
+  StepPlan plan = test::placed(2, 1, {{0, 1}, {1, 1}}, {65536, 65536});
+  EXPECT_TRUE(plan.lanes_in_step());
+  plan.micro_batches[1].segments.clear();
+  for (std::int64_t i = 0; i < 16; ++i) plan.micro_batches[1].segments.push_back({i, 0, 4096, 1});
+  EXPECT_FALSE(plan.lanes_in_step());
+  plan.micro_batches[0].segments = plan.micro_batches[1].segments;
+  EXPECT_TRUE(plan.lanes_in_step());
+  plan.micro_batches[0].segments.pop_back();
+  EXPECT_FALSE(plan.lanes_in_step());
+}
+
 TEST(StepPlan, EveryFieldReachesTheHash) {
   StepPlan plan = plan_of_two();
   plan.collectives = {{CollectiveKind::gradient_reduce, 1, -1, 7}};

@@ -174,6 +174,64 @@ ProfileTable drawn_table(double token_s, double pair_s) {
   return checked(std::move(table), 0, notes);
 }
 
+TEST(StatedCosts, HopsAndExchangesTakeTheirPartOfAToken) {
+  StatedTimes times;
+  times.ring_hop_token_s = times.exchange_token_s = 4e-6;
+  const StatedCosts costs(times);
+  const ContextSplit ring{1, 1, 4}, ulysses{2, 1, 1};
+  // Keys and values go in both passes, their gradients, twice the bytes, in one.
+  EXPECT_DOUBLE_EQ(costs.ring_hop(1000, ring, RingLevel::inner, false), 2.5e-4);
+  EXPECT_DOUBLE_EQ(costs.ring_hop(1000, ring, RingLevel::inner, true), 5e-4);
+  EXPECT_EQ(costs.ring_hop(1000, ulysses, RingLevel::inner, true), 0);
+  // Half of the time a pass; each of two ranks keeps half and sends a rank's share.
+  EXPECT_DOUBLE_EQ(costs.exchange(1000, ulysses), 4e-6 * 1000 / 2 / 2 / 2);
+}
+
+TEST(RateCosts, CollectivesRecomputationAndRingsOverNodes) {
+  const DeviceRates& rates = device_rates(DeviceKind::h200);
+  WorkShape work = work_of("qwen2.5-3b");
+  const RateCosts costs(rates, work);
+  const auto beyond = [&](bool scattered) {
+    return costs.reduce({1 << 24, 8, scattered}) - rates.node_latency_s;
+  };
+  EXPECT_NEAR(beyond(false), 2 * beyond(true), 1e-9);
+  const auto backward = [&](Recompute mode) { return costs.rest(8192, {}, mode).backward_s; };
+  EXPECT_LT(backward(Recompute::none), backward(Recompute::selective));
+  EXPECT_LT(backward(Recompute::selective), backward(Recompute::full));
+  // Neighbours of an inner ring of Ulysses groups lie on other nodes once both fill one.
+  work.ranks_per_node = 16;
+  const ContextSplit split{2, 1, 8};
+  EXPECT_GT(costs.ring_hop(1 << 16, split, RingLevel::inner, false),
+            2 * RateCosts(rates, work).ring_hop(1 << 16, split, RingLevel::inner, false));
+}
+
+TEST(TableCosts, GradientsOfKeysAndValuesTravelAsFp32) {
+  ProfileTable table = drawn_table(1e-6, 1e-9);
+  table.links = {{"inner", 1e-5, 1e9}};
+  const TableCosts costs("t", table, PatternKind::moba, work_of("qwen2.5-0.5b"));
+  const auto hop = [&](bool gradients) {
+    return costs.ring_hop(4000, {1, 1, 4}, RingLevel::inner, gradients) - 1e-5;
+  };
+  EXPECT_NEAR(hop(false), 2.0 * 4000 * 2 * 64 * 2 / 4 / 1e9, 1e-15);
+  EXPECT_NEAR(hop(true), 2 * hop(false), 1e-15);
+}
+
+TEST(TableCosts, BothPassesExchange) {
+  ProfileTable table = drawn_table(1e-6, 1e-9);
+  table.links = {{"inner", 1e-5, 1e9}};
+  LatencyOptions options;
+  options.pattern = PatternKind::moba;
+  options.sp = 2;
+  options.exchange_bytes_per_token = 1000;
+  const LatencyModel model(table, options);
+  const MicroBatch m{{{0, 0, 4096, 0}}};
+  const LayerTime all = model.predict(m), rest = model.rest(4096),
+                  attention = model.attention(4096, 0, 0);
+  EXPECT_NEAR(model.exchange(4096), 2e-5 + 0.5 * 1000 / 1e9 * 4096 / 2, 1e-12);
+  EXPECT_NEAR(all.forward_s - rest.forward_s - attention.forward_s, model.exchange(4096), 1e-12);
+  EXPECT_NEAR(all.backward_s - rest.backward_s - attention.backward_s, model.exchange(4096), 1e-12);
+}
+
 TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   const WorkShape work = work_of("qwen2.5-0.5b");
   ProfileTable table = drawn_table(1e-6, 1e-9);

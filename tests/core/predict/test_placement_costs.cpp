@@ -74,6 +74,27 @@ TEST(StepPlacementCosts, RingsThatAttentionHidesCostNoMoreThanTheClockSays) {
   EXPECT_NEAR(seconds(one, ring, placement), expected, 0.1 * expected);
 }
 
+// Attention of a rank, a quarter of all, hides hops of a ring of four; the rest is waited for.
+TEST(StepPlacementCosts, RingsWaitForWhatAttentionDoesNotHide) {
+  PlacedWork work;
+  work.layers = 24;
+  work.mesh.ranks_per_node = 1;
+  WorkShape shape;
+  shape.model = model_preset("qwen2.5-0.5b");
+  shape.ranks_per_node = 1;
+  const RateCosts costs(device_rates(DeviceKind::h200), shape);
+  const StepPlacementCosts placement(costs, work);
+  const PlacementSplit ring{4, 1, 4};
+  const ContextSplit split = context_split(work.mesh, 1, 4);
+  const RingLevel level = split.ring_outer > 1 ? RingLevel::outer : RingLevel::inner;
+  const double hops = 24 * (2 * costs.ring_hop(8192, split, level, false) +
+                            costs.ring_hop(8192, split, level, true)),
+               attention_s = 2 * hops;
+  EXPECT_NEAR(placement.transfer_s(8192, attention_s, ring), 3 * (hops - attention_s / 4),
+              1e-9 * hops);
+  EXPECT_EQ(placement.transfer_s(8192, 5 * hops, ring), 0);
+}
+
 TEST(StepPlacementCosts, ABudgetMakesLongSamplesCheap) {
   PlacedWork dense, sparse;
   dense.layers = sparse.layers = 24;

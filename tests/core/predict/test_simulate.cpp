@@ -205,18 +205,42 @@ TEST(Simulate, RingHopsHideBehindAttentionAndSumsAndExchangesDoNot) {
 }
 
 TEST(Simulate, UnevenLayoutsTakeTheTimeOfTheFullestRank) {
+  const StatedCosts costs = unit_costs();
   StepPlan plan = plan_of({of_lengths({1 << 16})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1,
                           {.sp = 1, .ring_outer = 1, .ring_inner = 4});
-  LayerClock zigzag(plan, unit_costs());
+  LayerClock zigzag(plan, costs);
   EXPECT_NEAR(zigzag.uneven(plan.micro_batches[0]), 1, 1e-4);
   plan.layouts[0].kind = LayoutKind::contiguous;
   // The last of four ranks has 7 / 16 of the pairs.
-  LayerClock contiguous(plan, unit_costs());
+  LayerClock contiguous(plan, costs);
   EXPECT_NEAR(contiguous.uneven(plan.micro_batches[0]), 7.0 / 4, 1e-4);
   // Packed: two samples, each on two ranks.
   plan.micro_batches[0].segments = packed({1 << 15, 1 << 15}).segments;
-  LayerClock two(plan, unit_costs());
+  LayerClock two(plan, costs);
   EXPECT_NEAR(two.uneven(plan.micro_batches[0]), 3.0 / 2, 1e-4);
+}
+
+// A budget evens out what layouts spread unevenly, and recomputation goes round the ring again.
+TEST(Simulate, RingsUnderBudgetsAndRecomputation) {
+  StepPlan plan = plan_of({of_lengths({4096})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 2,
+                          {.sp = 1, .ring_outer = 1, .ring_inner = 4});
+  RingTimes costs;
+  SimulationOptions options{.layers = 2};
+  const auto ring_s = [&] { return simulate(plan, options, costs).terms.ring_s; };
+  const RingPlan ring = plan_ring(0, 1, 4);
+  const double forward = simulate(ring.forward, {.compute_s = 2, .inner_hop_s = 3}) - 8 + 0.25,
+               backward = simulate(ring.backward,
+                                   {.compute_s = 4, .inner_hop_s = 3, .inner_dkv_hop_s = 3}) -
+                          16 + 0.75;
+  EXPECT_NEAR(ring_s(), 2 * (forward + backward), 1e-2);
+  options.recompute.mode = Recompute::full;
+  EXPECT_NEAR(ring_s(), 2 * (2 * forward + backward), 1e-2);
+  options.base_budget = 8;
+  const double zigzag = ring_s();
+  plan.layouts[0].kind = LayoutKind::contiguous;
+  EXPECT_DOUBLE_EQ(ring_s(), zigzag);
+  options.base_budget = 0;
+  EXPECT_GT(ring_s(), 1.1 * zigzag);
 }
 
 TEST(Simulate, CollectivesFollowTheLastLaneAndTermsAddUp) {
@@ -324,8 +348,45 @@ TEST(Simulate, RoundsOfCollectivesMeetAllReplicas) {
   EXPECT_DOUBLE_EQ(later.step_s, step.step_s);
 }
 
+// All ranks that hold the same weights share the optimizer's work, those of a ring too.
+TEST(Simulate, ReplicasShareTheUpdate) {
+  StepPlan plan = plan_of({of_lengths({1}), of_lengths({1})},
+                          pipeline_of(ScheduleKind::one_f_one_b, 1), 1, {1, 1, 4});
+  plan.zero = 1;
+  plan.collectives = {{CollectiveKind::optimizer, 0, -1, 800}};
+  RingTimes costs;
+  EXPECT_DOUBLE_EQ(simulate(plan, {.layers = 1}, costs).terms.optimizer_s,
+                   costs.optimizer(100, false));
+  plan.zero = 0;
+  EXPECT_DOUBLE_EQ(simulate(plan, {.layers = 1}, costs).terms.optimizer_s,
+                   costs.optimizer(800, false));
+}
+
+// A lane without a micro-batch leaves all of its ranks idle: stages, rings.
+TEST(Simulate, IdleRanksAreThoseOfTheWholeLane) {
+  for (const int stages : {1, 2})
+    for (const int ring : {1, 4}) {
+      const StepPlan plan =
+          plan_of({of_lengths({2}), {}, {}}, pipeline_of(ScheduleKind::one_f_one_b, stages), 2,
+                  {1, 1, ring});
+      EXPECT_EQ(simulate(plan, {.layers = 2}, unit_costs()).idle_ranks, 2 * stages * ring);
+    }
+}
+
+// Recomputation is useful time of a pipeline's operations: one stage alone has no bubble.
+TEST(Simulate, RecomputationIsNoBubble) {
+  StepPlan plan = plan_of({of_lengths({3, 5})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1);
+  SimulationOptions options{.layers = 1};
+  options.recompute.mode = Recompute::full;
+  const SimulatedStep step = simulate(plan, options, unit_costs());
+  EXPECT_NEAR(step.step_s, 4 * 8, 1e-9);
+  EXPECT_NEAR(step.bubble_ratio, 0, 1e-12);
+  EXPECT_NEAR(step.load_balance, 1, 1e-12);
+}
+
 TEST(Simulate, MuonAddsItsProductsAndWhatMovesToTheUpdate) {
-  StepPlan plan = plan_of({of_lengths({6})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1);
+  StepPlan plan =
+      plan_of({of_lengths({6}), of_lengths({6})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1);
   plan.zero = 1;
   plan.collectives = {{CollectiveKind::optimizer, 0, -1, 100}};
   WorkShape work;
@@ -338,6 +399,7 @@ TEST(Simulate, MuonAddsItsProductsAndWhatMovesToTheUpdate) {
   EXPECT_NEAR(products.terms.optimizer_s - plain.terms.optimizer_s, costs.products(1e12), 1e-12);
   EXPECT_NEAR(products.step_s - plain.step_s, costs.products(1e12), 1e-12);
   options.muon = {{1e12, 1 << 20}};
+  ASSERT_GT(costs.reduce({1 << 20, plan.mesh.replicas(), true}), 0);
   EXPECT_NEAR(simulate(plan, options, costs).step_s - products.step_s,
               2 * costs.reduce({1 << 20, plan.mesh.replicas(), true}), 1e-12);
 }

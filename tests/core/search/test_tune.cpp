@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "core/base/error.hpp"
 #include "core/config/step_options.hpp"
+#include "core/predict/rate_costs.hpp"
 #include "core/search/tune.hpp"
 #include "core/search/tune_bounds.hpp"
 #include "core/search/tune_reasons.hpp"
@@ -191,6 +193,42 @@ TEST(Tune, LaterStepsTakeWhatSavesMemory) {
   }
   in.limits.memory_bytes = static_cast<double>(first);
   EXPECT_EQ(TuneTrials(in).longer(light, 2, true).state, TrialState::over_memory);
+}
+
+// Where all stages fit, the one whose sums, update and gathers take least.
+TEST(Tune, TakesTheQuickestZeroStage) {
+  TuneInput in = input(small_space(), 4, kMixed);
+  in.costs = [](const Config& config) {
+    WorkShape work = work_shape(config, nullptr);
+    return std::make_shared<RateCosts>(device_rates(DeviceKind::h200), work);
+  };
+  Candidate c;
+  c.method = Batching::packed, c.capacity = 2048, c.mesh.dp = 4;
+  TuneTrials trials(in);
+  const Trial found = trials.lightest(c);
+  std::set<double> seconds;
+  for (const int zero : zero_choices(in.base)) {
+    c.zero = zero;
+    const Trial other = trials.run(c);
+    EXPECT_LE(found.step_s, other.step_s * (1 + 1e-12)) << zero;
+    seconds.insert(other.step_s);
+  }
+  EXPECT_GT(seconds.size(), 1u);
+}
+
+TEST(Tune, ReasonsNameWhatIsWaitedFor) {
+  Trial slower, faster;
+  slower.terms.bubble_s = 2, slower.candidate.mesh.pp = 2;
+  slower.load_balance = 0.92;
+  EXPECT_EQ(largest_difference(slower, faster), "pipeline bubble +2 s");
+  slower.load_balance = 0.7;
+  EXPECT_EQ(largest_difference(slower, faster),
+            "waits for the slowest rank (load balance 0.70) +2 s");
+  slower.load_balance = 0.92, slower.candidate.mesh.pp = 1;
+  EXPECT_EQ(largest_difference(slower, faster),
+            "waits for the slowest rank (load balance 0.92) +2 s");
+  slower.idle_ranks = 3;
+  EXPECT_EQ(largest_difference(slower, faster), "waits (3 idle ranks) +2 s");
 }
 
 TEST(Tune, GroupsKeepTheLayersThatTheyRecompute) {

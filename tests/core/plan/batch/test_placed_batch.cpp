@@ -24,6 +24,31 @@ BatchingOptions options(int dp) {
   return o;
 }
 
+TEST(PlacedBatch, PlacementIsToldAllThatTheDeckSays) {
+  BatchingOptions o = options(6);
+  o.stages = 3, o.align = 64, o.chunk_align = 512, o.chunk_k = 5, o.micro_batch_tokens = 1000;
+  const PlacementOptions placement = placement_options(o);
+  EXPECT_EQ(placement.ranks, 6);
+  EXPECT_EQ(placement.stages, 3);
+  EXPECT_EQ(placement.align, 64);
+  EXPECT_EQ(placement.chunk_align, 512);
+  EXPECT_EQ(placement.chunk_k, 5);
+  EXPECT_EQ(placement.micro_batch_tokens, 1000);
+  EXPECT_EQ(placement.memory_bytes, 1000);
+  EXPECT_EQ(placement.splits.size(), o.splits.size());
+  // A choice for a stretch of queries is made once, so chunks begin where stretches do.
+  o = options(4);
+  o.align = 64, o.chunk_align = 512;
+  std::size_t chunks = 0;
+  for (const auto& list : plan_batch(0, {{0, 300000, 1}}, o).micro_batches)
+    for (const MicroBatch& m : list)
+      for (const Segment& s : m.segments) {
+        EXPECT_EQ(s.begin % 512, 0);
+        chunks += s.begin > 0;
+      }
+  EXPECT_GT(chunks, 0u);
+}
+
 TEST(PlacedBatch, SharedMicroBatchesStandAtOnePlaceAndEveryTokenOnce) {
   std::size_t all_shared = 0;
   for (const int dp : {1, 2, 6, 12, 32}) {
