@@ -28,10 +28,11 @@ std::shared_ptr<const PatternWork> recorded_work(const std::string& folder,
     for (std::size_t i = 0; i < count; ++i) some.push_back(all[i * all.size() / count]);
     return some;
   };
-  try {
-    heads(kBlock);
-  } catch (const Error& e) {
-    notes.push_back(fmt::format("plans time all visible pairs: {}", e.what()));
+  if (recorded->by_stretches()) {
+    notes.push_back(fmt::format(
+        "plans time all visible pairs: the indexes of {} are chosen by stretches "
+        "(attention.selection = \"causal\")",
+        folder));
     return nullptr;
   }
   return std::make_shared<PatternWork>(heads);

@@ -142,7 +142,7 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
   for (const std::string& note : tuning_notes) log_.comment("profile: " + note);
   for (const std::string& note : table_notes)  // of the same table: once is enough
     if (std::find(tuning_notes.begin(), tuning_notes.end(), note) == tuning_notes.end())
-      log_.comment("profile: " + note);
+      log_.comment((session_.config.profile.table.empty() ? "note: " : "profile: ") + note);
   for (const std::string& warning : mesh.warnings) log_.comment("warning: " + warning);
   if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
   log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset,

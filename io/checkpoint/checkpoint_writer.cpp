@@ -184,6 +184,9 @@ CheckpointWriter::CheckpointWriter(const Communicator& world, std::string dir, i
 
 CheckpointWriter::~CheckpointWriter() {
   if (thread_.joinable()) thread_.join();
+  // Nobody finishes it, and the folder may be another's by now.
+  if (std::error_code ignored; job_ && world_.rank() == 0 && !job_->partial.empty())
+    fs::remove(job_->partial, ignored);
 }
 
 CheckpointOutcome CheckpointWriter::guarded(const std::function<void()>& work) {

@@ -38,7 +38,7 @@ class CheckpointWriter {
   /// `snapshot_bytes` is written while training waits.
   CheckpointWriter(const Communicator& world, std::string dir, int keep,
                    std::int64_t snapshot_bytes);
-  /// Waits for this rank's thread; what was not finished leaves a .partial behind.
+  /// Waits for this rank's thread; what was not finished goes.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;

@@ -12,6 +12,7 @@ namespace ballast {
 void RecordedIndexes::add(int layer, int head, RecordedHead recorded) {
   layers_ = std::max(layers_, layer + 1);
   heads_ = std::max(heads_, head + 1);
+  by_stretches_ = by_stretches_ || recorded.stretches.size() > 1;
   of_[{layer, head}].push_back(std::move(recorded));
 }
 

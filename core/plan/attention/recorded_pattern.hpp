@@ -32,6 +32,8 @@ class RecordedIndexes {
   bool empty() const { return of_.empty(); }
   int layers() const { return layers_; }  ///< one behind the last
   int heads() const { return heads_; }
+  /// Whether some choice is by stretches (attention.selection = "causal").
+  bool by_stretches() const { return by_stretches_; }
   /// The recording whose length is nearest (in proportion; of equal ones the first), of layer and
   /// head counted round where a model has more.  Error: a layer and head that nothing was recorded
   /// of.
@@ -44,6 +46,7 @@ class RecordedIndexes {
  private:
   std::map<std::pair<int, int>, std::vector<RecordedHead>> of_;  ///< by layer and head
   int layers_ = 0, heads_ = 0;
+  bool by_stretches_ = false;
 };
 
 /// Recorded heads of a layer over the whole key axis, every segment by its own number of keys; keys
