@@ -29,10 +29,10 @@ std::shared_ptr<const PatternWork> recorded_work(const std::string& folder,
     return some;
   };
   if (recorded->by_stretches()) {
-    notes.push_back(fmt::format(
-        "plans time all visible pairs: the indexes of {} are chosen by stretches "
-        "(attention.selection = \"causal\")",
-        folder));
+    notes.push_back(
+        fmt::format("plans time all visible pairs: the indexes of {} are chosen by stretches "
+                    "(attention.selection = \"causal\")",
+                    folder));
     return nullptr;
   }
   return std::make_shared<PatternWork>(heads);
