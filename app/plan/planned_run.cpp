@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 
 #include "app/plan/deck_profile.hpp"
 #include "app/plan/drift_sample.hpp"
@@ -20,6 +21,10 @@ namespace {
 std::shared_ptr<const PatternWork> recorded_work(const std::string& folder,
                                                  std::vector<std::string>& notes) {
   static constexpr std::size_t kTimedHeads = 8;
+  if (!std::filesystem::is_directory(folder)) {  // it may lie where the run will be
+    notes.push_back(fmt::format("plans time all visible pairs: no folder {} is here", folder));
+    return nullptr;
+  }
   const auto recorded = std::make_shared<const RecordedIndexes>(read_indexes(folder));
   const auto heads = [recorded](std::int64_t tokens) {
     const std::vector<VerticalSlash> all = recorded_heads(*recorded, tokens);
