@@ -6,7 +6,6 @@
 #include "core/base/hash.hpp"
 #include "core/plan/attention/generated_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
-#include "core/plan/context/ring_plan.hpp"
 
 namespace ballast {
 namespace {
@@ -74,11 +73,7 @@ double PatternWork::critical_path(const MicroBatch& micro_batch, const SequenceL
                     });
     first += blocks;
   }
-  std::vector<std::vector<double>> work(ranks);
-  for (std::size_t w = 0; w < ranks; ++w)
-    for (const RingStep& step : plan_ring(static_cast<int>(w), outer, inner).forward)
-      work[w].push_back(between[w * ranks + static_cast<std::size_t>(step.shard)]);
-  return std::max(1.0, ring_balance(work, outer, inner).critical_path);
+  return std::max(1.0, ring_balance(ring_work(between, outer, inner), outer, inner).critical_path);
 }
 
 }  // namespace ballast

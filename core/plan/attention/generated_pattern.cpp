@@ -133,6 +133,12 @@ std::vector<std::vector<double>> ring_work(const std::vector<GeneratedHead>& hea
                 [&](std::int64_t q, std::int64_t k, double pairs) {
                   between[owner[q] * ranks + owner[k]] += pairs;
                 });
+  return ring_work(between, outer, inner);
+}
+
+std::vector<std::vector<double>> ring_work(const std::vector<double>& between, int outer,
+                                           int inner) {
+  const int ranks = outer * inner;
   std::vector<std::vector<double>> work(ranks);
   for (int w = 0; w < ranks; ++w)
     for (const RingStep& step : plan_ring(w, outer, inner).forward)

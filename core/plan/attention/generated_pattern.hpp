@@ -85,6 +85,10 @@ std::vector<int> block_owners(const SequenceLayout& layout);
 std::vector<std::vector<double>> ring_work(const std::vector<GeneratedHead>& heads,
                                            const std::vector<int>& owner, int outer, int inner);
 
+/// The same of between[query rank * ranks + key rank], pairs of whatever lies there.
+std::vector<std::vector<double>> ring_work(const std::vector<double>& between, int outer,
+                                           int inner);
+
 /// How evenly work lies over ranks and ring steps; all ratios, from work[w][t] and the plan alone
 /// (communication costs nothing).
 struct RingBalance {
