@@ -124,14 +124,17 @@ bool ranks_share_packs(const Config& config) {
   return std::any_of(groups.begin(), groups.end(), [](const PackGroup& g) { return g.ranks > 1; });
 }
 
-void set_groups(Config& config, const std::vector<PackGroup>& groups, const std::string& place,
-                Origin origin) {
-  BatchingConfig& b = config.batching;
+void set_groups(BatchingConfig& b, const std::vector<PackGroup>& groups) {
   b.groups.clear(), b.group_ranks.clear(), b.group_recompute.clear();
   for (const PackGroup& g : groups)
     b.groups.push_back(g.tokens), b.group_ranks.push_back(g.ranks),
         b.group_recompute.push_back(g.recompute_layers);
   b.groups_from = GroupSource::deck;
+}
+
+void set_groups(Config& config, const std::vector<PackGroup>& groups, const std::string& place,
+                Origin origin) {
+  set_groups(config.batching, groups);
   for (const char* key : {"batching.groups", "batching.group_ranks", "batching.group_recompute",
                           "batching.groups_from"})
     config.from.settings[key] = {origin, place};

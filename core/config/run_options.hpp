@@ -43,6 +43,8 @@ bool ranks_share_packs(const Config& config);
 /// States `groups`, which come from `place`.
 void set_groups(Config& config, const std::vector<PackGroup>& groups, const std::string& place,
                 Origin origin = Origin::profile_table);
+/// The values alone.
+void set_groups(BatchingConfig& batching, const std::vector<PackGroup>& groups);
 /// With dp of the mesh and the pair cost of the model; balanced with its groups, and without what
 /// it places by.
 BatchingOptions batching_options(const Config& config);

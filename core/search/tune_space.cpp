@@ -183,16 +183,12 @@ std::vector<ScheduleKind> schedules(const Config& base, const Candidate& c) {
   return choices_of(base, &defaults().pipeline.schedule, base.pipeline.schedule, list);
 }
 
+/// A list of recomputed layers that says nothing is left out.
 void take(const std::vector<PackGroup>& groups, BatchingConfig& batching) {
-  batching.groups_from = GroupSource::deck;
-  batching.groups.clear(), batching.group_ranks.clear(), batching.group_recompute.clear();
-  bool recomputes = false;
-  for (const PackGroup& g : groups) {
-    batching.groups.push_back(g.tokens), batching.group_ranks.push_back(g.ranks);
-    batching.group_recompute.push_back(g.recompute_layers);
-    recomputes = recomputes || g.recompute_layers >= 0;
-  }
-  if (!recomputes) batching.group_recompute.clear();
+  set_groups(batching, groups);
+  if (std::none_of(groups.begin(), groups.end(),
+                   [](const PackGroup& g) { return g.recompute_layers >= 0; }))
+    batching.group_recompute.clear();
 }
 
 /// Remembers what the table of combinations says of candidates that are alike to it.
