@@ -17,7 +17,6 @@
 
 namespace ballast {
 
-/// What a plan's times depend on beside the plan and the costs.
 /// What Muon adds to a stage's update on the rank that has most of it.
 struct MuonCost {
   double flops = 0;        ///< of its matrices' orthogonalisation
@@ -30,6 +29,7 @@ struct PlannedPasses {
   AfterSteps when;
 };
 
+/// What a plan's times depend on beside the plan and the costs.
 struct SimulationOptions {
   std::int64_t layers = 1;  ///< of the model
   RecomputeOptions recompute{};

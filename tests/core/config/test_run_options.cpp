@@ -206,6 +206,25 @@ TEST(RunOptions, GroupsOfAnotherMethodCutNoSamples) {
   EXPECT_EQ(data_options(config).max_tokens, 256);
 }
 
+TEST(RunOptions, MemoryKnowsTunedBudgetsAndWeightsOfPairs) {
+  Config config;
+  config.model.layers = 2, config.model.hidden = 64, config.model.intermediate = 128;
+  config.model.query_heads = config.model.kv_heads = 4, config.model.head_dim = 16;
+  config.model.vocabulary = 256;
+  config.mesh.pp = 2;
+  config.attention.pattern = PatternKind::moba;
+  config.attention.moba_block = 256, config.attention.moba_top_k = 4;
+  const auto stages = [&] { return stage_memories(config, RunOptions::from(config)); };
+  EXPECT_EQ(stages()[0].dense_keys, 4 * 256);
+  config.dst.enabled = true;
+  config.dst.budgets = {2, 4, 12};
+  EXPECT_EQ(stages()[0].dense_keys, 12 * 256) << "short micro-batches may gain up to there";
+  EXPECT_FALSE(stages()[1].weighted);
+  config.loss.kind = LossKind::dpo;
+  EXPECT_FALSE(stages()[0].weighted);
+  EXPECT_TRUE(stages()[1].weighted) << "the loss weighs each answer";
+}
+
 TEST(RunOptions, StagesThatShareAnEmbeddingExchangeItsGradient) {
   Config config;
   ModelConfig& model = config.model;

@@ -85,6 +85,25 @@ TEST(SamplerWindow, ARunThatStopsAnywhereGoesOnAlike) {
   }
 }
 
+// Which step of a window has the longest samples is drawn anew in every epoch.
+TEST(SamplerWindow, EveryEpochDealsItsWindowsInAnotherOrder) {
+  WindowOptions o = options(4);
+  o.rule = WindowRule::sorted;
+  o.global_samples = 1;
+  std::set<std::vector<std::int64_t>> orders;
+  for (std::int64_t epoch = 0; epoch < 6; ++epoch) {
+    Sampler sampler(4, 5, 0);
+    SamplerWindow window(o);
+    SamplerPosition at;
+    at.epoch = epoch;
+    std::vector<std::int64_t> order;
+    for (int step = 0; step < 4; ++step)
+      order.push_back(window.next(sampler, at, [](std::int64_t i) { return 100 * (i + 1); }).at(0));
+    orders.insert(order);
+  }
+  EXPECT_GT(orders.size(), 2u);
+}
+
 TEST(SamplerWindow, AnotherWindowIsRefusedInsideOne) {
   Sampler sampler(kSamples, 5, 0);
   SamplerWindow eight(options(8)), four(options(4));

@@ -1,4 +1,4 @@
-// Plans of lists of micro-batches, and costs of whole units, for tests of the clock.
+// Plans of lists of micro-batches, and costs of whole seconds, for tests of the clock.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -63,5 +63,35 @@ inline std::vector<MicroBatch> of_lengths(const std::vector<std::int64_t>& lengt
     list.push_back({{{static_cast<std::int64_t>(i), 0, lengths[i], 0}}});
   return list;
 }
+
+/// A ring whose hops take 3 and whose step of attention takes 2: what is exposed is the difference.
+class RingTimes final : public Costs {
+ public:
+  std::string source() const override { return "test"; }
+  PassTime rest(std::int64_t, const ContextSplit&, Recompute) const override {
+    return {5, 10, 4, 0};
+  }
+  PassTime head(std::int64_t, const ContextSplit&) const override { return {1, 2, 0, 0}; }
+  PassTime attention(std::int64_t, std::int64_t, std::int64_t, const ContextSplit&,
+                     Recompute) const override {
+    return {8, 16, 0, 0};
+  }
+  double exchange(std::int64_t, const ContextSplit& split) const override {
+    return split.sp > 1 ? 0.5 : 0;
+  }
+  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 3; }
+  double ring_sums(std::int64_t, const ContextSplit&, bool gradients) const override {
+    return gradients ? 0.75 : 0.25;
+  }
+  double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
+  double host_copy(std::int64_t, const ContextSplit&) const override { return 2; }
+  double reduce(const Collective& sum) const override {
+    return sum.elements > 1 ? (sum.full ? 9 : 7) : 0;
+  }
+  double gather(const Collective&) const override { return 11; }
+  double optimizer(std::int64_t elements, bool) const override {
+    return static_cast<double>(elements);
+  }
+};
 
 }  // namespace ballast

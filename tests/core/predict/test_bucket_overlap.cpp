@@ -7,6 +7,7 @@
 
 #include "core/base/random.hpp"
 #include "core/predict/bucket_overlap.hpp"
+#include "tests/core/predict/lane_plans.hpp"
 #include "tests/seed.hpp"
 
 namespace ballast {
@@ -50,6 +51,36 @@ TEST(BucketOverlap, AForwardWaitsForItsFirstBuckets) {
   EXPECT_DOUBLE_EQ(exposed_gather_s(even(), 6, std::numeric_limits<double>::infinity()), 2);
   EXPECT_DOUBLE_EQ(exposed_gather_s(even(), 6, 0), 6);
   EXPECT_DOUBLE_EQ(exposed_gather_s(even(), 600, 40), 560);
+}
+
+// Two lanes of two micro-batches, each of a round of its own, which their reduction ends.
+TEST(BucketOverlap, PassesThatHideAreTheLastLanesAndTheShortest) {
+  StepPlan plan = plan_of({of_lengths({1, 1}), of_lengths({1, 1})},
+                          pipeline_of(ScheduleKind::one_f_one_b, 1), 1);
+  plan.zero = 2;
+  plan.micro_batches[1].round = plan.micro_batches[3].round = 1;
+  for (Schedule& schedule : plan.schedules) {
+    std::vector<Op>& ops = schedule.stages[0];
+    ops.insert(ops.begin() + 2, {OpKind::collective, 0});
+    ops.push_back({OpKind::collective, 1});
+  }
+  std::vector<std::shared_ptr<const MicroBatchTimes>> times;
+  for (const auto& [forward_s, backward_s] :
+       {std::pair{10.0, 20.0}, {11.0, 22.0}, {13.0, 26.0}, {5.0, 29.0}}) {
+    MicroBatchTimes of;
+    of.forward.push_back({.compute_s = forward_s});
+    of.backward.push_back({.compute_s = backward_s});
+    of.weight_s.push_back(backward_s / 4);
+    times.push_back(std::make_shared<const MicroBatchTimes>(of));
+  }
+  const HidingPasses hiding(plan, times);
+  std::vector<std::vector<LaneStage>> lanes(2, std::vector<LaneStage>(1));
+  lanes[0][0].end_s = 70, lanes[1][0].end_s = 60;
+  EXPECT_EQ(hiding.last_backward_s(lanes, 0), 22);
+  lanes[1][0].end_s = 80;
+  EXPECT_EQ(hiding.last_backward_s(lanes, 0), 29);
+  EXPECT_EQ(hiding.round_backward_s(0), (std::vector<double>{20, 22}));
+  EXPECT_EQ(hiding.first_forward_s(0), 10);
 }
 
 // Against clocks that go through the layers in small ticks.

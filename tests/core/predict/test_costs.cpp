@@ -37,6 +37,8 @@ TEST(StatedCosts, CountsTokensAndVisiblePairsOfAStage) {
   EXPECT_DOUBLE_EQ(layer_time(costs, m, 0, {2, 1, 1}, Recompute::none).forward_s,
                    3 + (12 + 14.5) / 2);
   EXPECT_DOUBLE_EQ(costs.layer_scale(4), 0.25);
+  // Padding between segments and behind the last costs as tokens do.
+  EXPECT_DOUBLE_EQ(layer(costs, {m.segments, 1, -1, 8}, 0).forward_s, 3 + 2 * 16 + 0.5 * (10 + 19));
 }
 
 TEST(StatedCosts, AlignsBudgetsToATarget) {

@@ -87,6 +87,12 @@ TEST(GroupSelection, RecomputesAsFewLayersAsFit) {
   }
 }
 
+TEST(GroupSelection, MemoryNeedNotFallEvenlyWithTheLayers) {
+  PackCosts costs;
+  costs.bytes = [](std::int64_t, int, int layers) { return layers < 8 ? 100.0 - layers : 10.0; };
+  EXPECT_EQ(recomputed_layers(1000, 1, {{1000}, {1}, 10, 50}, costs), 8);
+}
+
 TEST(GroupSelection, MemoryForcesADegreeOrIsRefused) {
   PackCosts costs;
   costs.seconds = [](const MicroBatch& pack, int ranks, int layers) {

@@ -54,6 +54,9 @@ TEST(MemoryReplay, ShardsAndTypesCountAsAllocated) {
   stage.zero = 1;
   EXPECT_EQ(bytes(MemoryCategory::gradients), 1004 * 2);
   stage.bf16_gradients = false;
+  // Of Muon's matrices one moment is kept: the rank with the fewest of them holds most.
+  stage.muon = {{100, 0, 0}, {60, 0, 0}};
+  EXPECT_EQ(bytes(MemoryCategory::optimizer), (251 * 3 - 60) * 4);
 }
 
 TEST(MemoryReplay, WhatStaysAndWhatATiedStageReceivesCount) {

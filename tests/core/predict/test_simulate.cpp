@@ -106,34 +106,6 @@ TEST(Simulate, RanksOfAGroupBeginASharedMicroBatchTogether) {
   }
 }
 
-/// A ring whose hops take 3 and whose step of attention takes 2: what is exposed is the difference.
-class RingTimes final : public Costs {
- public:
-  std::string source() const override { return "test"; }
-  PassTime rest(std::int64_t, const ContextSplit&, Recompute) const override {
-    return {5, 10, 4, 0};
-  }
-  PassTime head(std::int64_t, const ContextSplit&) const override { return {1, 2, 0, 0}; }
-  PassTime attention(std::int64_t, std::int64_t, std::int64_t, const ContextSplit&,
-                     Recompute) const override {
-    return {8, 16, 0, 0};
-  }
-  double exchange(std::int64_t, const ContextSplit& split) const override {
-    return split.sp > 1 ? 0.5 : 0;
-  }
-  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 3; }
-  double ring_sums(std::int64_t, const ContextSplit&, bool gradients) const override {
-    return gradients ? 0.75 : 0.25;
-  }
-  double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
-  double host_copy(std::int64_t, const ContextSplit&) const override { return 2; }
-  double reduce(const Collective& sum) const override { return sum.elements > 1 ? 7 : 0; }
-  double gather(const Collective&) const override { return 11; }
-  double optimizer(std::int64_t elements, bool) const override {
-    return static_cast<double>(elements);
-  }
-};
-
 TEST(Simulate, RingHopsHideBehindAttentionAndSumsAndExchangesDoNot) {
   // Contiguous zigzag of equal parts: no rank has more.
   const StepPlan plan = plan_of({of_lengths({4096})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 2,
@@ -211,6 +183,57 @@ TEST(Simulate, CollectivesFollowTheLastLaneAndTermsAddUp) {
   EXPECT_NEAR(sum, step.step_s, 1e-9);
   EXPECT_DOUBLE_EQ(step.terms.optimizer_s, (5 + 3) / 2.0);
   EXPECT_GE(step.terms.bubble_s, 0);
+  // Useful: 78 and 81 a micro-batch on the two stages, the update on every lane.
+  EXPECT_DOUBLE_EQ(step.load_balance, (3 * (78 + 81) + 2 * (5 + 3)) / 4.0 / (2 * 81 + 3));
+}
+
+// Where two stages hold an embedding its gradient is summed in full, which ZeRO 2 keeps as fp32.
+TEST(Simulate, TheTiedSumOfZero2IsOfFullGradients) {
+  StepPlan plan =
+      plan_of({of_lengths({1}), of_lengths({1})}, pipeline_of(ScheduleKind::one_f_one_b, 2), 4);
+  plan.collectives = {{CollectiveKind::tied_sum, 0, -1, 100}};
+  for (plan.zero = 0; plan.zero <= 2; ++plan.zero)
+    EXPECT_DOUBLE_EQ(simulate(plan, {.layers = 4}, RingTimes()).terms.reduction_s,
+                     plan.zero == 2 ? 9 : 7);
+}
+
+// Three chunks of a sample, two of which run forward twice, the head once: a layer takes 13 and 26,
+// the head 3 on the last of two stages.
+TEST(Simulate, ChunksThatRunAgainCountOnceMoreWithoutTheHead) {
+  const StepPlan plan = plan_of({{{{{7, 0, 4, 0}}}, {{{7, 4, 8, 0}}}, {{{7, 8, 12, 0}}}}},
+                                pipeline_of(ScheduleKind::state_aware_1f1b, 2), 2);
+  const SimulatedStep step = simulate(plan, {.layers = 2}, RingTimes());
+  EXPECT_EQ(step.recomputed, 2);
+  const double once = 13 + 1.5 + 26, twice = once + 13;
+  EXPECT_DOUBLE_EQ(step.imbalance, twice / ((once + 2 * twice) / 3));
+  std::map<OpKind, std::vector<double>> last;  // stage
+  for (const TimedOp& timed : step.lanes[0][1].ops)
+    last[timed.op.kind].push_back(timed.end_s - timed.begin_s);
+  EXPECT_EQ(last[OpKind::forward], (std::vector<double>{13, 13, 16}));
+  EXPECT_EQ(last[OpKind::recompute], (std::vector<double>{16, 16}));
+}
+
+// Coverage of a packed micro-batch is the mean of its samples' by their tokens.
+TEST(Simulate, CoverageWeighsSamplesByTheirTokens) {
+  StepPlan plan = plan_of({{packed({2048, 63488})}}, pipeline_of(ScheduleKind::one_f_one_b, 1), 1);
+  plan.micro_batches[0].tuning = {64, 8, true};
+  SimulationOptions options{.layers = 1, .base_budget = 64, .tune = true};
+  options.dst.base_budget = 64;
+  options.dst.candidates = default_candidates(64);
+  options.coverage_blocks = {36};
+  const auto coverage = [](std::int64_t budget) {
+    return (2048 * simulated_coverage(2048, budget, 36, 64) +
+            63488 * simulated_coverage(63488, budget, 36, 64)) /
+           65536;
+  };
+  const double least = coverage(64) - options.dst.threshold;
+  const std::int64_t kept =
+      *std::find_if(options.dst.candidates.begin(), options.dst.candidates.end(),
+                    [&](std::int64_t budget) { return coverage(budget) >= least; });
+  ASSERT_GT(kept, 8);
+  const SimulatedStep step = simulate(plan, options, unit_costs());
+  EXPECT_EQ(step.budgets.mean_budget, kept);
+  EXPECT_NEAR(step.budgets.largest_coverage_loss, coverage(64) - coverage(kept), 1e-12);
 }
 
 // Embedding and first layer of six equal buckets are final when backward ends, and are needed when

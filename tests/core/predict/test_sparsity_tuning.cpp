@@ -203,6 +203,8 @@ TEST(Dst, ADeadBandAroundTheAnchorKeepsTheBase) {
   EXPECT_EQ(target(0.96), (TuningTarget{4, 4, false}));
   EXPECT_EQ(target(1.06), (TuningTarget{4, 2, true}));
   EXPECT_EQ(target(0.94), (TuningTarget{4, 2, false}));
+  EXPECT_EQ(target(1.052), (TuningTarget{4, 2, true})) << "a share of the anchor";
+  EXPECT_EQ(target(0.9505), (TuningTarget{4, 4, false}));
   options.dead_band = 0;
   EXPECT_EQ(target(1.01), (TuningTarget{4, 2, true}));
 }

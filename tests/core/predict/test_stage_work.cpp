@@ -1,8 +1,11 @@
-// What memory is replayed over: when a stage gives back what it sends.
+// What memory is replayed over: parts of ranks, and when a stage gives back what it sends.
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "core/plan/pipeline/pipeline_schedule.hpp"
 #include "core/predict/memory_replay.hpp"
+#include "tests/core/predict/lane_plans.hpp"
 
 namespace ballast {
 namespace {
@@ -72,6 +75,21 @@ TEST(StageWork, AnOffloadedTensorIsGivenBackByTheNextComputation) {
   Schedule schedule;
   schedule.stages = {{{OpKind::offload, 0}, forward(0), backward(0)}};
   EXPECT_EQ(given_back(schedule, parts_of({4}), false)[0][0], 1u);
+}
+
+// 131 tokens on a zigzag ring of two: shards of 66 and 65; each on two Ulysses ranks.
+TEST(StageWork, OfAUlyssesGroupTheFullestRankIsMeant) {
+  const StepPlan plan = plan_of({of_lengths({131})}, pipeline_of(ScheduleKind::one_f_one_b, 1), 2,
+                                {.sp = 2, .ring_inner = 2});
+  const SequenceLayout layout = plan.layout(plan.micro_batches[0]);
+  for (int ring_rank = 0; ring_rank < 2; ++ring_rank) {
+    const RankMicroBatch part = lane_work(plan, 0, {}, ring_rank)[0].list[0];
+    EXPECT_EQ(part.shard_tokens, layout.local_tokens(ring_rank));
+    EXPECT_EQ(part.tokens, (layout.local_tokens(ring_rank) + 1) / 2);
+  }
+  EXPECT_EQ(layout.local_tokens(0) % 2 + layout.local_tokens(1) % 2, 1) << "one has an odd shard";
+  const RankMicroBatch fullest = lane_work(plan, 0)[0].list[0];
+  EXPECT_EQ(fullest.shard_tokens, std::max(layout.local_tokens(0), layout.local_tokens(1)));
 }
 
 TEST(StageWork, AStageThatIsAheadHoldsWhatItHasSent) {

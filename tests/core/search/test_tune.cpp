@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/base/error.hpp"
 #include "core/config/step_options.hpp"
+#include "core/plan/plan_step.hpp"
+#include "core/predict/memory_replay.hpp"
 #include "core/predict/rate_costs.hpp"
 #include "core/search/tune.hpp"
 #include "core/search/tune_bounds.hpp"
@@ -193,6 +196,64 @@ TEST(Tune, LaterStepsTakeWhatSavesMemory) {
   }
   in.limits.memory_bytes = static_cast<double>(first);
   EXPECT_EQ(TuneTrials(in).longer(light, 2, true).state, TrialState::over_memory);
+}
+
+// More lanes than are replayed one by one: the one with the longest micro-batch, one with four long
+// ones, which its first stage holds at once, one with the most tokens, and short ones.
+TEST(Tune, TheLaneWithMostInFlightIsReplayed) {
+  Config base = small_space();
+  base.batching.method = Batching::none;
+  TuneInput in = input(base, 36, {512});
+  in.steps.resize(1);
+  in.steps[0].clear();
+  for (std::int64_t round = 0; round < 40; ++round)
+    for (std::int64_t lane = 0; lane < 9; ++lane) {
+      const bool long_one = (lane == 0 && round == 0) || (lane == 1 && round < 4);
+      const std::int64_t tokens = long_one ? 512 - 32 * lane : lane == 2 ? 64 : 2;
+      in.steps[0].push_back({9 * round + lane, tokens, tokens});
+    }
+  Candidate c;
+  c.method = Batching::none, c.capacity = 512, c.mesh.dp = 9, c.mesh.pp = 4;
+  const Trial trial = TuneTrials(in).run(c);
+  ASSERT_EQ(trial.state, TrialState::fits) << trial.words;
+  const Config config = with(base, c);
+  const RunOptions options = RunOptions::from(config);
+  const SimulationOptions simulation = simulation_options(config, options);
+  const auto costs = in.costs(config);
+  const StepPlan plan =
+      plan_step(0, in.steps[0], step_options(config, options, simulation, *costs));
+  const std::vector<StageMemory> stages = stage_memories(config, options);
+  std::vector<std::int64_t> bytes;
+  for (int d = 0; d < 9; ++d) {
+    bytes.push_back(0);
+    for (std::size_t s = 0; s < stages.size(); ++s)
+      bytes.back() =
+          std::max(bytes.back(), replay_memory(stages[s], lane_work(plan, d)[s]).total());
+  }
+  EXPECT_EQ(std::max_element(bytes.begin(), bytes.end()) - bytes.begin(), 1);
+  EXPECT_EQ(trial.bytes, bytes[1]);
+}
+
+TEST(Tune, ChunksAreAllKeptAtTheLargestK) {
+  Config base = deck();
+  base.batching.method = Batching::chunkflow;
+  hold(base, {"batching.method"});
+  std::map<std::int64_t, int> largest;  // K, by the tokens of a chunk
+  for (const Candidate& c : tune_space(base, 1, 2048, {0}).candidates)
+    largest[c.capacity] = std::max(largest[c.capacity], static_cast<int>(c.chunk_k));
+  EXPECT_GT(largest.size(), 3u);
+  for (const auto& [tokens, k] : largest) {
+    const std::int64_t chunks = (2048 + tokens - 1) / tokens;
+    EXPECT_GE(k, std::min<std::int64_t>(chunks, 16)) << tokens;
+    EXPECT_LT(k, 2 * chunks) << tokens;
+  }
+}
+
+TEST(Tune, SamplesAreNotCutFinerThanTheLeastTokensOfARank) {
+  std::int64_t finest = 0;
+  for (const Candidate& c : tune_space(deck(), 64, 2048, {0}).candidates)
+    finest = std::max<std::int64_t>(finest, c.mesh.sp * c.ring());
+  EXPECT_EQ(finest, 32) << "a block of 64 tokens a rank";
 }
 
 // Where all stages fit, the one whose sums, update and gathers take least.

@@ -38,6 +38,12 @@ TEST(TopShare, OverflowCountsElementsAndTheirMass) {
   }
 }
 
+TEST(TopShare, AnExactShareTakesNoFurtherItem) {
+  const std::vector<MassItem> items{{0, 1}, {1, 4}, {2, 2}, {3, 1}};
+  EXPECT_EQ(top_share(items, 8, 0.75, 0).chosen, (std::vector<std::int64_t>{1, 2}));
+  EXPECT_EQ(top_share(items, 8, 0.76, 0).chosen, (std::vector<std::int64_t>{0, 1, 2}));
+}
+
 TEST(ChooseVerticalSlash, OverflowMassIsTheLargerShareThatACapLeavesOut) {
   HeadMass mass;
   mass.slashes = {50, 30, 20};

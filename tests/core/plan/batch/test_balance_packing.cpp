@@ -221,6 +221,22 @@ TEST(Hbp, GroupDataAndGreedyFill) {
   EXPECT_EQ(pack(3), (std::vector<std::int64_t>{5}));
 }
 
+// A shared pack loads each of its ranks with its part: 95 and 85, then 83, 81 and 99, 95.
+TEST(Hbp, ASharedPackLoadsEachRankWithItsPart) {
+  BatchingOptions options;
+  options.method = Batching::hbp;
+  options.dp = 4;
+  options.groups = {{100, 1, -1}, {200, 2, -1}};
+  const Batch batch =
+      plan_batch(0, samples_of({190, 170, 99, 95, 83, 81, 80, 79, 78, 77}), options);
+  std::vector<std::vector<std::int64_t>> alone(4);
+  for (std::size_t d = 0; d < 4; ++d)
+    for (const MicroBatch& m : batch.micro_batches[d])
+      if (m.sp == 1) alone[d].push_back(m.tokens());
+  EXPECT_EQ(alone,
+            (std::vector<std::vector<std::int64_t>>{{83, 79}, {81, 80}, {99, 77}, {95, 78}}));
+}
+
 TEST(Hbp, BadGroupsAreNamed) {
   const auto first = [](std::vector<PackGroup> groups, int ranks) {
     const auto list = problems(groups, ranks);
@@ -326,6 +342,24 @@ TEST(BatchMetrics, ByHand) {
   chunks.micro_batches = {{MicroBatch{{{0, 0, 4, 4}}}, MicroBatch{{{0, 4, 8, 4}}}},
                           {MicroBatch{{{1, 0, 4, 4}, {2, 0, 4, 4}}}}};
   EXPECT_DOUBLE_EQ(metrics_of({chunks}, options).abr, (64.0 - 32) / (64 * 2));
+
+  // A pack of two of four ranks loads either with half.
+  Batch wide;
+  wide.micro_batches = {{MicroBatch{{{0, 0, 10, 10}, {1, 0, 10, 10}}, 2, -1}},
+                        {MicroBatch{{}, 2, -1}},
+                        {MicroBatch{{{2, 0, 5, 5}, {3, 0, 5, 5}}}},
+                        {MicroBatch{{{4, 0, 5, 5}, {5, 0, 5, 5}}}}};
+  EXPECT_DOUBLE_EQ(metrics_of({wide}, options).abr, (50.0 + 50) / (100 * 4));
+
+  // The answers of a pair lie one behind the other in their sample.
+  Batch pair;
+  pair.micro_batches = {{MicroBatch{{{0, 0, 4, 4}, {0, 0, 5, 5, 4}}}}, {MicroBatch{}}};
+  EXPECT_EQ(metrics_of({pair}, options).longest, 9);
+  // All, or nothing, of what lengths differ by lies between the steps.
+  EXPECT_NEAR(metrics_of({batch_of({{2}, {2}}), batch_of({{8}, {8}})}, options).length_share, 1,
+              1e-12);
+  EXPECT_NEAR(metrics_of({batch_of({{2}, {8}}), batch_of({{2}, {8}})}, options).length_share, 0,
+              1e-12);
 
   // sorted pads to the longest sample.
   options.method = Batching::sorted;

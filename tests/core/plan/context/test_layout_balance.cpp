@@ -123,6 +123,19 @@ TEST(LayoutBalance, RoundingIsWhatTilesAdd) {
     }
 }
 
+// Two pieces a rank: both ends of each fall on blocks where the segment is twice the ranks long.
+TEST(LayoutBalance, PiecesOnBlocksRoundHalfAsMuch) {
+  const auto rounded = [](std::int64_t tokens) {
+    const MicroBatch m{{{0, 0, tokens, 0}}};
+    return sum(balance(m, SequenceLayout(LayoutKind::document_zigzag, m, 4, 64, 1)).rounding) /
+           static_cast<double>(tokens);
+  };
+  EXPECT_EQ(rounded(2 * 4 * kKeyTile), 0);
+  EXPECT_EQ(rounded(4 * kKeyTile), 3 * kBlock / 1.0);
+  EXPECT_EQ(rounded(4 * kBlock), 3 * kKeyTile / 1.0);
+  EXPECT_EQ(rounded(4 * kBlock + 8), 3 * kKeyTile / 1.0);
+}
+
 TEST(LayoutBalance, TheChosenLayoutComputesAboutTheLeast) {
   const LayoutChoice choice{.rule = {LayoutKind::automatic, 64, 1}};
   for (const int ranks : {2, 3, 4, 8})
