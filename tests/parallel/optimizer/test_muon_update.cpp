@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/model/muon_table.hpp"
 #include "tests/parallel/small_training.hpp"
@@ -72,6 +73,46 @@ TEST_F(MuonRanks, MatricesHaveOneMoment) {
   EXPECT_EQ(world.all_reduce(seconds, Reduction::sum),
             training.parameters.values().numel() - matrices);
   EXPECT_EQ(optimizer.state().moment1.numel(), optimizer.shard_size());
+}
+
+// Pieces of matrices go to the ranks that orthogonalise them and come back: what is sent is counted
+// once, by who sends it.
+TEST_F(MuonRanks, WhatGoesComesBack) {
+  Recorder recorder;
+  SmallOptions o = options(1, DType::f32);
+  o.recorder = &recorder;
+  SmallTraining training(mesh_of(shape), o);
+  training.gradients(samples);
+  recorder.flush([](std::span<const Event>) {});
+  training.update(1e-3, 1);
+  std::int64_t there = 0, back = 0;
+  recorder.flush([&](std::span<const Event> events) {
+    for (const Event& e : events) {
+      if (e.kind == EventKind::gradient_reduce) there += e.bytes;
+      if (e.kind == EventKind::parameter_gather) back += e.bytes;
+    }
+  });
+  // What is gathered of the values is beside it: the other ranks' shards.
+  const std::int64_t values = training.parameters.values().numel() * 4,
+                     gathered = values / world.size() * (world.size() - 1);
+  there = world.all_reduce(there, Reduction::sum);
+  back = world.all_reduce(back - gathered, Reduction::sum);
+  const MuonShards shards =
+      muon_shards(MuonWork::of(training.parameters.trainable_table()),
+                  training.optimizer.shard_size(), world.size(), MuonOptions{}.steps);
+  const std::int64_t lent =
+      std::accumulate(shards.lent.begin(), shards.lent.end(), std::int64_t{0});
+  EXPECT_EQ(there, 4 * lent);
+  EXPECT_EQ(back, 4 * lent);
+  EXPECT_EQ(lent > 0, world.size() > 1);
+}
+
+TEST_F(MuonRanks, WithoutALearningRateNothingDecays) {
+  SmallTraining training(mesh_of(shape), options(1, DType::f32));
+  const Tensor before = training.parameters.values().clone();
+  training.gradients(samples);
+  training.update(0, 1);
+  EXPECT_TRUE(bit_equal(training.parameters.values(), before));
 }
 
 TEST_F(MuonRanks, MistakesAreErrors) {

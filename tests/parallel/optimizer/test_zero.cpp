@@ -442,6 +442,24 @@ TEST_F(Zero, ReductionsAreRecorded) {
   }
 }
 
+// Every rank sends and gets its part of the others once (reduce-scatter), or twice (all-reduce).
+TEST_F(Zero, AReductionCountsWhatItMoves) {
+  for (const int zero : {0, 1}) {
+    Recorder recorder;
+    SmallOptions options = stage(zero);
+    options.recorder = &recorder;
+    SmallTraining training(mesh_of(shape), options);
+    training.gradients(samples);
+    std::int64_t reduced = 0;
+    recorder.flush([&](std::span<const Event> events) {
+      for (const Event& e : events)
+        if (e.kind == EventKind::gradient_reduce) reduced += e.bytes;
+    });
+    const std::int64_t bytes = training.parameters.values().numel() * 4;
+    EXPECT_EQ(reduced, (zero == 0 ? 2 : 1) * bytes / world.size() * (world.size() - 1));
+  }
+}
+
 TEST_F(Zero, MistakesAreErrors) {
   Parameters parameters(parameter_table(small_shape()), DType::f32, host_device(), world.size());
   EXPECT_THROW(ShardedOptimizer(parameters, world, 3, {}, nullptr), Error);

@@ -3,19 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/predict/sparsity_tuning.hpp"
 #include "parallel/pattern/pattern_source.hpp"
-#include "tests/core/plan/attention/pattern_pairs.hpp"
+#include "tests/parallel/pattern/pattern_data.hpp"
 #include "tests/parallel/pattern/stated_budget.hpp"
-#include "tests/parallel/support.hpp"
 
 namespace ballast {
 namespace {
-
-using testing::SharedDraw;
-
-constexpr std::int64_t kHeads = 4, kKvHeads = 2, kDim = 8;
 
 AttentionOptions vertical_slash_options() {
   AttentionOptions o;
@@ -256,6 +252,70 @@ TEST(PatternBudgets, ReportedBudgetsAreSlashesAndColumnsOver64) {
     EXPECT_EQ(rows[h].visible_pairs, 640 * 641 / 2);
     EXPECT_EQ(rows[h].overflow, 0);
   }
+}
+
+/// Budgets of the heads, as one row each says them.
+std::vector<double> reported(const Communicator& group, const AttentionAxes& axes,
+                             const AttentionOptions& options, const AttentionInputs& in) {
+  Recorder recorder;
+  recorder.enabled = true;
+  pattern_source(group, axes, options, nullptr, &recorder)->shards(in);
+  std::vector<double> budgets;
+  for (const BudgetRow& row : recorder.take_budgets()) budgets.push_back(row.budget);
+  return budgets;
+}
+
+TEST(PatternBudgets, ReportedBudgetsAreTheSameOnAnyNumberOfRanks) {
+  const Communicator world = Communicator::world();
+  SharedDraw draw{43};
+  SCOPED_TRACE(draw.trace());
+  for (const char* pattern : {"vertical_slash", "xattention", "flexprefill", "by_head", "moba"}) {
+    const AttentionOptions options = options_of(pattern);
+    const Data data({700, 40, 333}, options, draw);
+    const auto budgets = [&](const Communicator& group, const SequenceLayout& layout) {
+      return reported(group, attention_axes(data.batch, layout, group.rank()), options,
+                      data.inputs(data.packed(layout, group.rank()), DType::f32));
+    };
+    const std::int64_t n = data.batch.axis_tokens();
+    const SequenceLayout whole(LayoutKind::contiguous, n, 1, 64, options.align()),
+        dealt(LayoutKind::striped, n, world.size(), 128, options.align());
+    const std::vector<double> one = budgets(Communicator(), whole), many = budgets(world, dealt);
+    ASSERT_EQ(one.size(), static_cast<std::size_t>(kHeads)) << pattern;
+    ASSERT_EQ(many.size(), one.size()) << pattern;
+    for (std::size_t h = 0; h < one.size(); ++h) {
+      EXPECT_GT(one[h], 0);
+      EXPECT_NEAR(many[h], one[h], 1e-12) << pattern << ", head " << h;
+    }
+  }
+}
+
+// Of a pack: the mean of what each of its samples has alone, by their tokens.
+TEST(PatternBudgets, ReportedBudgetsWeighSamplesByTheirTokens) {
+  SharedDraw draw{44};
+  SCOPED_TRACE(draw.trace());
+  const AttentionOptions options = options_of("vertical_slash");
+  const Data data({900, 150, 333}, options, draw);
+  const PackedAxis packed(data.batch);
+  const auto budgets = [&](const MicroBatch& batch, std::int64_t first) {
+    const SequenceLayout layout(LayoutKind::contiguous, batch.axis_tokens(), 1, 64,
+                                options.align());
+    std::vector<std::int64_t> at(static_cast<std::size_t>(batch.axis_tokens()));
+    std::iota(at.begin(), at.end(), first);
+    return reported(Communicator(), attention_axes(batch, layout, 0), options,
+                    data.inputs(at, DType::f32));
+  };
+  std::vector<double> mean(static_cast<std::size_t>(kHeads), 0);
+  for (std::size_t s = 0; s < data.batch.segments.size(); ++s) {
+    const Segment& segment = data.batch.segments[s];
+    const std::vector<double> alone =
+        budgets({{segment}, 1, -1, options.align()}, packed.offset[s]);
+    ASSERT_EQ(alone.size(), mean.size());
+    for (std::size_t h = 0; h < mean.size(); ++h)
+      mean[h] += alone[h] * static_cast<double>(segment.tokens()) / (900 + 150 + 333);
+  }
+  const std::vector<double> together = budgets(data.batch, 0);
+  ASSERT_EQ(together.size(), mean.size());
+  for (std::size_t h = 0; h < mean.size(); ++h) EXPECT_NEAR(together[h], mean[h], 1e-9);
 }
 
 }  // namespace

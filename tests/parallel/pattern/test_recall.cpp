@@ -227,6 +227,21 @@ TEST(RecallOfChunks, AQueryOfADependentChunkSeesStoredKeys) {
   }
 }
 
+// Hand-worked: variances of the shares, and what is left of them by how many queries were drawn.
+TEST(RecallOfSamples, WhatIsDrawnWholeHasNoError) {
+  const std::vector<double> shares{0.1, 0.5, 0.9};
+  const auto error = [&](double weight) {
+    const std::vector<SampledQuery> drawn{{0, 0, weight}, {0, 1, weight}, {0, 2, weight}};
+    const Estimate found = estimate(drawn, shares);
+    EXPECT_NEAR(found.mean, 0.5, 1e-12);
+    return found.error;
+  };
+  EXPECT_EQ(error(1), 0);
+  const double variance = 2 * 0.16 / 3 / 2;  // squares / n / (n - 1)
+  EXPECT_NEAR(error(2), std::sqrt(variance * 0.5), 1e-12);
+  EXPECT_NEAR(error(1e9), std::sqrt(variance), 1e-9);
+}
+
 TEST(RecallSteps, DrawsFollowTheSampleAndNotItsPlace) {
   SharedDraw draw{72};
   const AttentionOptions options = measured_options("moba", 8);

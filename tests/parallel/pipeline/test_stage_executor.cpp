@@ -195,10 +195,18 @@ TEST_F(Pipeline, RecordedOpsAreThePlans) {
     SmallTraining training(mesh_of(shape), options);
     training.gradients(samples);
     std::vector<std::tuple<EventKind, int, int>> done, planned;
+    std::int64_t sent = 0, received = 0;
     recorder.flush([&](std::span<const Event> events) {
-      for (const Event& e : events)
+      for (const Event& e : events) {
         if (e.kind <= EventKind::fetch) done.emplace_back(e.kind, e.micro_batch, e.chunk);
+        if (e.kind == EventKind::send) sent += e.bytes;
+        if (e.kind == EventKind::recv) received += e.bytes;
+      }
     });
+    const Communicator world = Communicator::world();
+    sent = world.all_reduce(sent, Reduction::sum);
+    EXPECT_EQ(world.all_reduce(received, Reduction::sum), sent);
+    EXPECT_EQ(sent > 0, shape.pp > 1);
     for (const Op& op : training.schedule.stages.at(mesh_of(shape).at.pp))
       planned.emplace_back(event_kind(op.kind), op.micro_batch, op.chunk);
     EXPECT_FALSE(planned.empty());
