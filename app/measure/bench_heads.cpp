@@ -106,7 +106,9 @@ class HeadSearch {
         seed_(settings.seed()),
         mine_(plan_.list(session.mesh.at.dp)) {
     found_.budget = settings.real("pairs", 0, 1);
-    found_.candidates = candidates_of(mine_, found_.budget);
+    std::vector<MicroBatch> all;  // every rank tries the same
+    for (const PlannedMicroBatch& m : plan_.micro_batches) all.push_back(m.micro_batch());
+    found_.candidates = candidates_of(all, found_.budget);
     found_.layers = static_cast<int>(session.options.model.layers);
     found_.heads = static_cast<int>(session.options.model.query_heads);
     found_.sums.assign(found_.of(found_.candidates.size(), 0, 0, 0), 0);

@@ -90,6 +90,7 @@ void Checkpoints::restore_best(const CheckpointState& state) {
       say_("warning: " + why);
   }
   if (session_.mesh.world.all_reduce(missing) != 0) best_.reset();
+  kept_best_ = best_;
 }
 
 bool Checkpoints::is_best(double loss, std::int64_t step) {
@@ -133,6 +134,7 @@ void Checkpoints::start(const CheckpointState& state) {
     set_best_checkpoint(whole, *best_);
     whole.extra["best_judged_by"] = judged_by_;
   }
+  coming_best_ = best_;
   settle(save(session_, optimizer_, std::move(whole), writer_));
 }
 
@@ -143,6 +145,7 @@ void Checkpoints::settle(const CheckpointOutcome& outcome) {
     failures_ = 0;
     saved_step_ = outcome.step;
     newest_ = outcome.path;
+    kept_best_ = coming_best_;
     if (!outcome.warning.empty()) say_("warning: " + outcome.warning);
     if (best_ && best_->step == outcome.step)
       say_(fmt::format("best checkpoint so far, held-out loss {:.6f}: {}", best_->loss,
@@ -159,7 +162,8 @@ void Checkpoints::settle(const CheckpointOutcome& outcome) {
     return;
   }
   ++failures_;
-  if (best_ && best_->step == outcome.step) best_.reset();  // the next evaluation decides anew
+  // The next evaluation decides anew, against the one whose file is there.
+  if (best_ && best_->step == outcome.step) best_ = kept_best_;
   const std::string sound =
       newest_.empty() ? "no sound one exists" : "the newest sound one is " + newest_;
   check_all(session_.mesh.world, failures_ < options_.max_failures,

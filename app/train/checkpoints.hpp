@@ -55,6 +55,9 @@ class Checkpoints {
   std::vector<double> contents_;        ///< fingerprint of the training data's contents
   std::vector<double> judged_by_;       ///< what evaluations of this run have in common
   std::optional<BestCheckpoint> best_;  ///< the lowest held-out loss whose file is there or due
+  /// What the newest written file says of it, whose own file is there, and what the one on its way
+  /// does.
+  std::optional<BestCheckpoint> kept_best_, coming_best_;
   std::int64_t saved_step_ = -1;
   int failures_ = 0;
   double longest_s_ = 0;

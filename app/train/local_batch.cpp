@@ -42,7 +42,7 @@ LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batc
       for (std::int64_t i = count; i < count + padding; ++i) {
         tokens.data<std::int32_t>()[at + i] = positions.data<std::int32_t>()[at + i] = 0;
         targets.data<std::int32_t>()[at + i] = -1;
-        batch.segment[at + i] = s;
+        batch.segment[at + i] = -1;
       }
       at += count + padding;
       packed = stop;
@@ -59,8 +59,10 @@ void name_tokens(LocalBatch& batch, const MicroBatch& micro_batch, std::int64_t 
   const Tensor positions = batch.positions.to(host_device());
   Tensor keys = Tensor::empty({batch.size()}, DType::i64, host_device(), MemoryCategory::data);
   for (std::int64_t t = 0; t < batch.size(); ++t) {
-    const Segment& segment = micro_batch.segments.at(
-        static_cast<std::size_t>(batch.segment[static_cast<std::size_t>(t)]));
+    const std::int32_t s = batch.segment[static_cast<std::size_t>(t)];
+    keys.data<std::int64_t>()[t] = 0;
+    if (s < 0) continue;  // padding
+    const Segment& segment = micro_batch.segments.at(static_cast<std::size_t>(s));
     keys.data<std::int64_t>()[t] = static_cast<std::int64_t>(random_bits(
         static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(segment.sample),
         static_cast<std::uint64_t>(segment.origin + positions.data<std::int32_t>()[t])));

@@ -12,7 +12,7 @@
 namespace ballast {
 
 /// Reads `pieces` alone: ranges of the packed axis, ascending (SequenceLayout::pieces).  Padding
-/// has token 0 and no target.  Tensors are on `device`.
+/// has token 0, no target and segment -1.  Tensors are on `device`.
 LocalBatch read_local_batch(const Dataset& dataset, const MicroBatch& micro_batch,
                             const std::vector<std::pair<std::int64_t, std::int64_t>>& pieces,
                             Device& device);

@@ -23,7 +23,7 @@ struct LocalBatch {
   Tensor positions;     ///< [T] i32, position inside the sample (RoPE)
   Tensor loss_weights;  ///< [T] f32 (f64), weight of each token's loss in the objective; undefined:
                         ///< all 1
-  std::vector<std::int32_t> segment;  ///< [T] segment index, for per-segment losses
+  std::vector<std::int32_t> segment;  ///< [T] segment index, -1: padding
   Tensor dropout_keys;                ///< [T] i64, names each token for the adapters' dropout
                                       ///< (kernels/ops/dropout); undefined: nothing is dropped
   bool judged = false;  ///< whether forward also says which targets it would have predicted

@@ -2,6 +2,7 @@
 import gzip
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -234,6 +235,27 @@ class Checkpoints(RunCase):
         keys = ("checkpoint.best=true", "eval.every_steps=2", "data.validation_share=0.3")
         done = self.run_ballast(2, "train", deck, "-d", run, *keys)
         self.assertIn("best.h5 cannot be made", done.stdout)
+
+    def test_a_better_one_that_cannot_be_saved_leaves_the_best_that_is_there(self):
+        """Until an evaluation beats that one again; `-r best` finds it."""
+        deck, run = self.deck(steps=85, every=0), self.out("run")
+        folder = os.path.join(run, "checkpoints")
+        best = os.path.join(folder, "best.h5")
+        keys = ("checkpoint.best=true", "eval.every_steps=40", "data.validation_share=0.3")
+        keys += ("checkpoint.keep=1", "optimizer.learning_rate=0.001")
+        process = self.start(2, "train", deck, "-d", run, *keys)
+        while not os.path.lexists(best) and process.poll() is None:
+            time.sleep(0.005)
+        os.makedirs(os.path.join(folder, "step_00000080.h5", "full"))  # no file takes its place
+        out, _ = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0, out)
+        losses = [float(loss) for loss in re.findall(r"validation_loss ([\d.]+)", out)]
+        self.assertLess(losses[1], losses[0])
+        self.assertIn("step_00000080.h5 failed", out)
+        self.assertEqual(os.readlink(best), "step_00000040.h5")
+        self.assertTrue(os.path.exists(best), os.listdir(folder))
+        on = self.run_ballast(2, "train", deck, "-d", self.out("on"), "-r", best, "run.steps=41")
+        self.assertIn("step 41/41", on.stdout)
 
     def test_a_branch_that_is_taken_up_again_takes_no_best_from_the_other(self):
         deck, run = self.deck(steps=8), self.out("run")

@@ -373,8 +373,10 @@ class Sparse(RunCase):
         flex = ["attention.pattern=flexprefill", "attention.last_q=32", "attention.flex_share=0.4"]
         long = ["data.max_tokens=900", "batching.micro_batch_tokens=1000"]
         chunks = ["batching.method=chunkflow", "chunk.tokens=128"]
+        dense = {}  # tokens before the cuts
         for ranks, mesh, leaks, settings in [
             (1, {}, False, ["attention.pattern=dense"]),
+            (1, {}, False, ["attention.pattern=dense", *long]),
             (2, {"cp_inner": 2}, False, moba),
             (4, {"cp_outer": 2, "cp_inner": 2}, False, causal),
             (2, {"sp": 2}, False, causal),
@@ -394,6 +396,9 @@ class Sparse(RunCase):
                 self.run_ballast(ranks, *bench, *settings)
                 leak = json.loads(Path(found).read_text())
                 self.assertGreater(leak["tokens"], 500)
+                if "align=1" not in settings:  # padding, which dense attention has not, is none
+                    dense.setdefault(long[0] in settings, leak["tokens"])
+                    self.assertEqual(leak["tokens"], dense[long[0] in settings])
                 changed = [
                     leak[name]
                     for name in (
@@ -449,6 +454,23 @@ class Sparse(RunCase):
         names = ["dense", "a_shape", "vertical_slash", "block_sparse"]
         for (layer, head), kind in kinds.items():
             self.assertEqual(names[kind], found["rules"][layer][head]["pattern"])
+
+    def test_heads_are_searched_over_data_parallel_ranks(self):
+        """Ranks whose samples differ in length try the same candidates."""
+        tables = []
+        for ranks in (1, 2, 4):
+            out = self.out(f"searched-{ranks}.json")
+            deck = self.deck(dp=ranks, steps=1, every=0)
+            search = ["bench", "heads", deck, f"out={out}", "queries=last", "samples=5"]
+            search += ["data.max_tokens=900", "batching.micro_batch_tokens=1000", "pairs=0.5"]
+            search += ["run.precision=fp64", "model.initial_std=0.3", "attention.last_q=32"]
+            self.run_ballast(ranks, *search)
+            tables.append(json.loads(Path(out).read_text())["rules"])
+        for other in tables[1:]:
+            for a, b in zip(sum(tables[0], []), sum(other, []), strict=True):
+                for name, value in a.items():
+                    check = self.assertAlmostEqual if isinstance(value, float) else self.assertEqual
+                    check(b[name], value)
 
     def test_a_search_of_too_few_pairs_is_refused(self):
         """Before a table is written; what it says is enough is enough."""
