@@ -91,8 +91,11 @@ class Cutter:
         return [clipped(document, cut)] if cut else []
 
     def split_chat(self, chat, document):
-        """Pieces of whole exchanges, each with the system message in front."""
+        """Pieces of whole exchanges, each with the system message in front, which the first one
+        alone learns where it carries loss."""
         head, exchanges = exchanges_of(chat)
+        if not exchanges:
+            return self.after_answer(document)
         tokens_each = len(document.tokens) / max(1, sum(map(size_of, chat.messages)))
         pieces, at = [], 0
         while at < len(exchanges):
@@ -104,6 +107,8 @@ class Cutter:
             taken, made = self.most(chat, head, exchanges[at:], max(1, guess))
             pieces += made
             at += taken
+            weights = [0 if i in head else w for i, w in enumerate(chat.weights)]
+            chat = Chat(chat.messages, weights, chat.tools)
         self.count("pieces made by splitting", len(pieces))
         return pieces
 

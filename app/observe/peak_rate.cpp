@@ -36,11 +36,12 @@ double product_rate(DType type) {
 
 double dense_peak_flops(const Device& device, DType type) {
   if (device.space() == Space::host) return product_rate(type);
-  // Dense bf16 rates by NVIDIA's data sheets (SXM parts).
+  // Dense bf16 rates by NVIDIA's data sheets, of SXM parts where the name says no other.
   const std::string name = device.description();
-  const std::pair<const char*, double> rates[] = {{"H200", 989e12}, {"H100", 989e12},
-                                                  {"H20", 148e12},  {"GH200", 989e12},
-                                                  {"A100", 312e12}, {"B200", 2250e12}};
+  const std::pair<const char*, double> rates[] = {
+      {"H200", 989e12},   {"H100 PCIe", 756e12}, {"H100", 989e12},
+      {"H20", 148e12},    {"GH200", 989e12},     {"A100", 312e12},
+      {"GB200", 2500e12}, {"B200", 2250e12},     {"L40S", 362e12}};
   for (const auto& [model, rate] : rates)
     if (name.find(std::string("NVIDIA ") + model) != std::string::npos) return rate;
   return 312e12;

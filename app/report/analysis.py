@@ -240,16 +240,19 @@ def _budgets(a):
 
 def _sparse(a):
     """Budgets and pairs by step, layer and head, over micro-batches and ranks.  Ranks of one ring
-    hold equal budgets and overflows, and each
-    its own queries' pairs."""
+    hold equal budgets and overflows, and each its own queries' pairs."""
     table = defaultdict(lambda: np.zeros(5))
     plans, unplaced = step_plans(a.run.traces), set(a.unplaced.tolist())
+    firsts = {}
+    for rank in a.ranks:
+        for ring, place, _ in _ring_places(a, a.run.traces[rank], plans)[0]:
+            firsts[ring] = min(place, firsts.get(ring, place))
     for rank in a.ranks:
         trace = a.run.traces[rank]
         rows = trace.budgets
         known = rows[rows["step"] >= 0]
         a.pairs += (known["computed_pairs"].sum(), known["visible_pairs"].sum())
-        heads, counted = _heads(a, trace, plans)
+        heads, counted = _heads(a, trace, plans, firsts)
         names = ("step", "layer", "budget", "overflow", "computed_pairs", "visible_pairs")
         columns = (rows[n].tolist() for n in names)
         for head, counts, step, layer, budget, overflow, computed, visible in zip(
@@ -266,41 +269,53 @@ def _sparse(a):
     a.sparse = dict(table)
 
 
-def _heads(a, trace, plans):
+def _heads(a, trace, plans, firsts):
     """Of every row of a rank's budgets: the head among those of all ranks, and whether the rank is
-    the first of its ring, which counts what all of them have alike."""
+    the first of its ring that left a trace, which counts what all of them have alike."""
+    rows = trace.budgets
+    rings, of_row = _ring_places(a, trace, plans)
+    held = np.zeros(len(rings), int)  # heads of the rank, by micro-batch
+    np.maximum.at(held, of_row, rows["head"].astype(int) + 1)
+    shares = np.array([share for _, _, share in rings], int)
+    first = np.array([place == firsts[ring] for ring, place, _ in rings], int)
+    heads = rows["head"].astype(int) + (held * shares)[of_row]
+    return heads.tolist(), first[of_row].tolist()
+
+
+def _ring_places(a, trace, plans):
+    """Of every micro-batch of a rank's budgets: its ring, the rank's place there, and its place
+    among those that share the heads; and of every row which micro-batch it is of."""
     rows = trace.budgets
     numbers = starts.session_numbers(a, rows["step"])
     keys = np.stack([numbers, rows["step"], rows["micro_batch"]], axis=1)
     groups, of_row = np.unique(keys, axis=0, return_inverse=True)
-    of_row = of_row.reshape(-1)
-    held = np.zeros(len(groups), int)  # heads of the rank, by micro-batch
-    np.maximum.at(held, of_row, rows["head"].astype(int) + 1)
-    shares, ring = np.zeros((2, len(groups)), int)
-    for g, (number, step, place) in enumerate(groups.tolist()):
+    rings = []
+    for number, step, place in groups.tolist():
         at = starts.session_of_rank(trace, number).at
-        shares[g], ring[g] = _place_in_group(plans.get(step), at, place)
-    heads = rows["head"].astype(int) + (held * shares)[of_row]
-    return heads.tolist(), (ring[of_row] == 0).astype(int).tolist()
+        shared, heads, ring = _place_in_group(plans.get(step), at, place)
+        rings.append(((number, step, at.get("pp", 0), shared, heads), ring, heads))
+    return rings, of_row.reshape(-1)
 
 
 def _place_in_group(plan, at, place):
-    """A rank's place among those that share the heads of its micro-batch, and in their ring: data-
-    parallel ranks that share one are neighbours in heads, and the ring goes round the others."""
-    heads, ring = at.get("sp", 0), at.get("cp_outer", 0) + at.get("cp_inner", 0)
+    """What tells a micro-batch from others of its step, a rank's place among those that share its
+    heads, and in their ring: data-parallel ranks that share one are neighbours in heads, and the
+    ring goes round the others."""
+    heads, ring = at.get("sp", 0), (0, at.get("cp_outer", 0), at.get("cp_inner", 0))
+    own_one = at.get("dp", 0), place
     if place < 0:
-        return heads, ring
+        return own_one, heads, ring
     try:
         number = plan["lanes"][at.get("dp", 0)]["micro_batches"][place]
         m = plan["micro_batches"][number]
     except (TypeError, KeyError, IndexError):
-        return heads, ring
+        return own_one, heads, ring
     if m.get("ranks", 1) == 1:
-        return heads, ring
+        return own_one, heads, ring
     own = plan.get("mesh", {}).get("sp", 1)
     joined = max(1, m.get("split", [own * m["ranks"]])[0] // own)
     along = at.get("dp", 0) - m["first"]
-    return along % joined * own + heads, ring + along // joined
+    return number, along % joined * own + heads, (along // joined, *ring[1:])
 
 
 def sparsity(a):

@@ -152,7 +152,7 @@ def sparsity(a):
         table[at] = metrics.sparsity_ratio(v[2], v[3])
     rows = [layer if layer >= 0 else "all" for layer in layers]
     limits = {"zmin": np.nanmin(table), "zmax": np.nanmax(table)}
-    frames = [("mean over steps", np.nanmean(table, axis=0))]
+    frames = [("mean over steps", metrics.mean_of_known(table, axis=0))]
     frames += [(f"step {steps[s]}", table[s]) for s in some(range(len(steps)), 30)]
     cells = [
         (label, [heat(names(heads), names(rows), values, "ratio", **limits)])
@@ -161,7 +161,9 @@ def sparsity(a):
     flat = table.reshape(len(steps), -1)
     low = line("least", steps, np.nanmin(flat, axis=1), MUTED, line={"width": 0})
     high = line("most", steps, np.nanmax(flat, axis=1), MUTED, line={"width": 0}, fill="tonexty")
-    mean = line("mean", steps, np.nanmean(flat, axis=1), SERIES[0], marks=len(steps) <= 60)
+    mean = line(
+        "mean", steps, metrics.mean_of_known(flat, axis=1), SERIES[0], marks=len(steps) <= 60
+    )
     return [
         stepped(
             "Sparsity ratio by layer and head",

@@ -133,7 +133,7 @@ def _text(value):
 
 def _sessions(file):
     sessions = []
-    for key in sorted(file["sessions"]):
+    for key in sorted(file["sessions"], key=int):
         group = file["sessions"][key]
         a = group.attrs
         deck = group["deck"][()] if "deck" in group else b""
@@ -377,12 +377,12 @@ def parse_deck(text):
     for line in text.splitlines():
         if match := re.match(r"\s*\[(\w+)\]", line):
             block = match[1]
-        elif match := re.match(r'\s*(\w+)\s*=\s*("[^"]*"|[^#]*)', line):
-            value = match[2].strip()
-            try:
-                values[f"{block}.{match[1]}"] = value.strip('"') if value[:1] == '"' else int(value)
+        elif match := re.match(r"\s*(\w+)\s*=\s*(.*)", line):
+            try:  # what the program writes on one line is JSON too
+                value, _ = json.JSONDecoder().raw_decode(match[2])
             except ValueError:
-                values[f"{block}.{match[1]}"] = value
+                value = match[2].partition("#")[0].strip()
+            values[f"{block}.{match[1]}"] = value
     return values
 
 

@@ -71,6 +71,14 @@ FORMULAS = {
 }
 
 
+def mean_of_known(values, axis):
+    """Mean of the values that are no NaN; NaN where all are."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=axis)
+    total = np.where(known, values, 0).sum(axis=axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
 def sparsity_ratio(computed, visible):
     """1 - computed / visible pairs; 0 where nothing is visible."""
     visible = np.asarray(visible, dtype=float)

@@ -13,7 +13,7 @@ from analysis import summary
 from figures import FIGURES
 from output import write_text
 from plot import plain
-from style import bytes_unit, seconds_unit
+from style import bytes_unit, seconds_unit, short
 
 HERE = Path(__file__).resolve().parent
 MOST_ROWS = 40  # of a table; its CSV file has all
@@ -119,7 +119,9 @@ def tiles(a):
     if "loss" in s:
         shown.append((f"{s['first_loss']:.3f} \u2192 {s['loss']:.3f}", "loss, first and last step"))
     factor, unit = seconds_unit(s["step_time_s"])
-    shown.append((f"{s['step_time_s'] * factor:.4g} {unit}", f"step time, mean of {s['steps']}"))
+    shown.append(
+        (f"{short(s['step_time_s'] * factor, 4)} {unit}", f"step time, mean of {s['steps']}")
+    )
     if "tokens_per_s_per_rank" in s:
         shown.append((f"{s['tokens_per_s_per_rank']:,.0f}", "tokens / s / rank"))
     if "mfu" in s:
@@ -130,7 +132,7 @@ def tiles(a):
         shown.append((f"{s['worker_imbalance']:.3f}", "ring worker imbalance"))
     if "peak_bytes" in s:
         factor, unit = bytes_unit(s["peak_bytes"])
-        shown.append((f"{s['peak_bytes'] * factor:.3g} {unit}", "peak memory of a rank"))
+        shown.append((f"{short(s['peak_bytes'] * factor)} {unit}", "peak memory of a rank"))
     return (
         '<div class="tiles">'
         + "".join(

@@ -48,6 +48,11 @@ def bytes_unit(most):
     return 1.0, "bytes"
 
 
+def short(value, digits=3):
+    """A number in so many digits, or all of those before its point, never as a power of ten."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:,.0f}"
+
+
 def number_ranges(numbers):
     """0, 1, 2, 7 as "0-2, 7"."""
     spans = []

@@ -90,22 +90,29 @@ def steps_shown(a):
     return some(shown.tolist(), MOST_STEPS)
 
 
-def ranks_shown(a):
-    """All, or the slowest, the fastest and some between, ascending."""
+def ranks_shown(a, steps):
+    """All, or the slowest, the fastest and some between, and of every step without these, which
+    fewer ranks may have run, its first ones; ascending."""
     if len(a.ranks) <= MOST_LANES:
         return list(a.ranks)
     order = np.argsort(np.nansum(a.useful, axis=1), kind="stable").tolist()
     quarter = MOST_LANES // 4
     between = some(order[quarter:-quarter], MOST_LANES - 2 * quarter)
-    return sorted(a.ranks[r] for r in order[:quarter] + between + order[-quarter:])
+    shown = set(order[:quarter] + between + order[-quarter:])
+    for s in steps:
+        there = np.flatnonzero(~np.isnan(a.step_seconds[:, s])).tolist()
+        if not shown.intersection(there):
+            shown.update(there[:quarter])
+    return sorted(a.ranks[r] for r in shown)
 
 
 def timeline(a):
     """Per step and rank the schedule's operations (upper lane), and what the rank was doing at each
     moment (lower lane)."""
-    steps, ranks = steps_shown(a), ranks_shown(a)
+    steps = steps_shown(a)
     if not steps:
         return None
+    ranks = ranks_shown(a, steps)
     frames, factor, unit = [], None, None
     for s in steps:
         chosen = {}

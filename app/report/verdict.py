@@ -7,7 +7,7 @@ import advice
 import simulator
 import starts
 from analysis import CATEGORIES, mean_step_seconds
-from style import bytes_unit, number_ranges, seconds_unit
+from style import bytes_unit, number_ranges, seconds_unit, short
 
 ARITHMETIC = ("attention", "indexing", "budget tuning", "rest of forward and backward", "optimizer")
 LOSSES = {
@@ -193,7 +193,7 @@ def percent(share):
 
 def duration(seconds):
     factor, unit = seconds_unit(seconds)
-    return f"{seconds * factor:.3g} {unit}"
+    return f"{short(seconds * factor)} {unit}"
 
 
 def told(change):
@@ -208,7 +208,7 @@ def told(change):
     if max(change.bytes) > 1.05 * min(change.bytes):
         factor, unit = bytes_unit(max(change.bytes))
         now, then = (b * factor for b in change.bytes)
-        text += f"; memory of the fullest rank {now:.3g} to {then:.3g} {unit}"
+        text += f"; memory of the fullest rank {short(now)} to {short(then)} {unit}"
     return text
 
 

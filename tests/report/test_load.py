@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+import types
 import unittest
 import unittest.mock
 
@@ -98,9 +99,12 @@ class Loading(RunTest):
 
         with unittest.mock.patch.dict(sys.modules, {"tomllib": None}):
             deck = load.parse_deck(
-                '[a]\nx = 3  # note\ny = "text # not a note"\n# z = 1\n[b]\nx = 2.5\n'
+                '[a]\nx = 3  # note\ny = "text # not a note"\n# z = 1\n'
+                '[b]\nx = 2.5\ny = [32, 128]  # lists\nz = ["q", "k"]\non = true\n'
             )
-        self.assertEqual(deck, {"a.x": 3, "a.y": "text # not a note", "b.x": "2.5"})
+        expected = {"a.x": 3, "a.y": "text # not a note"}
+        expected.update({"b.x": 2.5, "b.y": [32, 128], "b.z": ["q", "k"], "b.on": True})
+        self.assertEqual(deck, expected)
 
     def test_loss_falls_back_to_the_log(self):
         r = Rank(0, 1)
@@ -311,6 +315,19 @@ class Restarts(RunTest):
             file.attrs["format_version"] = 4
         self.assertEqual(steps(), ([6, -1], [6], [6], [6], [6, 6], [6, 6]))
 
+    def test_steps_of_drift_count_from_1_too(self):
+        import load
+
+        rank = synthetic.Rank(0, 1)
+        rank.event("step", 0, 1, step=4)
+        rank.plan("drift", 3, 4, [[5, 0, 0, 8, 0.9, 0.8]])
+        run = synthetic.write(self.folder / "run", [rank])
+        path = run / "trace" / "trace_00000.h5"
+        with h5py.File(path, "r+") as file:
+            file.attrs["format_version"] = 4
+        ((_, _, rows),) = load.read_rank(path)[0].plans
+        self.assertEqual(rows[0][0], 6)
+
     def test_steps_given_up_are_not_shown(self):
         run = self.folder / "run"
         # Killed in step 7; restarted from the checkpoint after step 4, with another clock, and once
@@ -386,6 +403,64 @@ class Restarts(RunTest):
         self.assertIn("rank 2 belongs to an earlier start", text)
         self.assertNotIn("left no readable trace", text)
         self.assertEqual(self.metrics(run / "report")["ranks"], 2)
+
+    def test_what_was_predicted_or_budgeted_for_a_step_given_up_is_not_shown(self):
+        """Six steps, of which the last two ran again."""
+        import load
+
+        run = self.folder / "run"
+        for first, last, kill in ((0, 6, True), (4, 6, False)):
+            ranks = [self.part(first, last, r, 2, 1.0, 1000) for r in range(2)]
+            for r in ranks:
+                for step in range(first, last):
+                    r.budget(step, 0, 0, 4, 10, 100)
+                    r.predicted("forward", 0, 1, step=step, mb=0)
+            synthetic.write(run, ranks, kill=kill)
+        for trace in load.load_run(run).traces.values():
+            self.assertEqual(trace.budgets["step"].tolist(), [1, 2, 3, 4, 5, 6])
+            self.assertEqual(trace.predicted["step"].tolist(), [1, 2, 3, 4, 5, 6])
+
+    def test_facts_of_a_run_are_those_of_its_newest_start(self):
+        """Rank 0's trace of the second start, on three ranks, is lost."""
+        import load
+
+        run = self.folder / "run"
+        synthetic.write(run, [self.part(0, 2, r, 2, 1.0, 1000) for r in range(2)])
+        kept = (run / "trace" / "trace_00000.h5").read_bytes()
+        synthetic.write(run, [self.part(2, 4, r, 3, 1.0, 5) for r in range(3)])
+        (run / "trace" / "trace_00000.h5").write_bytes(kept)
+        loaded = load.load_run(run)
+        self.assertEqual(loaded.ranks, 3)
+        self.assertEqual(loaded.first_trace.rank, 1)
+        self.assertEqual(loaded.first_trace.last.mesh["dp"], 3)
+        self.assertIn("rank 0 of 3 left no readable trace", " ".join(loaded.notes))
+
+
+class Starts(unittest.TestCase):
+    """Which starts of a rank are those of the others."""
+
+    def numbers(self, *ranks):
+        """Of (first step, number of ranks, time) of the starts of every rank."""
+        import load
+
+        traces = {}
+        for rank, starts in enumerate(ranks):
+            sessions = [
+                types.SimpleNamespace(segment=segment, ranks=count, started=started, number=-1)
+                for segment, count, started in starts
+            ]
+            traces[rank] = types.SimpleNamespace(rank=rank, sessions=sessions)
+        load._number_sessions(traces)
+        return [[s.number for s in trace.sessions] for trace in traces.values()]
+
+    def test_starts_at_one_step_on_other_ranks_are_apart(self):
+        """Rank 1 lacks the first start, and its second began nearer to the first."""
+        found = self.numbers([(0, 2, 100), (0, 3, 130)], [(0, 3, 110)])
+        self.assertEqual(found, [[0, 1], [1]])
+
+    def test_of_two_starts_from_one_checkpoint_the_nearest_in_time_is_meant(self):
+        found = self.numbers([(0, 2, 100), (4, 2, 200), (4, 2, 300)], [(0, 2, 101), (4, 2, 301)])
+        self.assertEqual(found, [[0, 1, 2], [0, 2]])
 
 
 if __name__ == "__main__":

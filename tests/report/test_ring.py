@@ -5,7 +5,9 @@ import unittest
 
 import numpy as np
 
-import support  # noqa: F401  (puts app/report on the path)
+import support
+import synthetic
+from synthetic import Rank
 import analysis
 import load
 import ring
@@ -104,14 +106,69 @@ class Places(unittest.TestCase):
             "lanes": [{"micro_batches": [0, 1]} for _ in range(6)],
         }
         places = [
-            analysis._place_in_group(plan, {"dp": dp, "sp": sp}, 0)
+            analysis._place_in_group(plan, {"dp": dp, "sp": sp}, 0)[1:]
             for dp in range(6)
             for sp in range(2)
         ]
-        want = [(2 * (dp % 2) + sp, dp // 2) for dp in range(6) for sp in range(2)]
+        want = [(2 * (dp % 2) + sp, (dp // 2, 0, 0)) for dp in range(6) for sp in range(2)]
         self.assertEqual(places, want)
-        self.assertEqual(analysis._place_in_group(plan, {"dp": 3, "sp": 1}, 1), (1, 0))
-        self.assertEqual(analysis._place_in_group(None, {"sp": 1, "cp_inner": 2}, 0), (1, 2))
+        alone = analysis._place_in_group(plan, {"dp": 3, "sp": 1}, 1)
+        self.assertEqual(alone, ((3, 1), 1, (0, 0, 0)))
+        unplanned = analysis._place_in_group(None, {"sp": 1, "cp_inner": 2}, 0)
+        self.assertEqual(unplanned, ((0, 0), 1, (0, 0, 2)))
+
+
+class Measured(support.RunTest):
+    """What the report says of a ring whose events are known."""
+
+    def ranks(self, mesh="cp_inner"):
+        ranks = [Rank(r, 2, {mesh: 2}, {mesh: r}) for r in range(2)]
+        for r in ranks:
+            r.event("step", 0, 20, step=0)
+        return ranks
+
+    def attention(self, rank, begin, end, inner=0, kind="attention_forward"):
+        rank.event(kind, begin, end, step=0, mb=0, layer=0, outer=0, inner=inner)
+
+    def metrics_of(self, ranks):
+        run = synthetic.write(self.folder / "r", ranks)
+        self.report(run, draw=False)
+        return self.metrics(run / "report")
+
+    def test_the_imbalance_is_of_both_directions(self):
+        """Forward 1 and 1 s on rank 0, 2 and 4 s on rank 1; backward 2 s everywhere."""
+        ranks = self.ranks()
+        for r in ranks:
+            for inner, seconds in enumerate(([1, 1], [2, 4])[r.rank]):
+                self.attention(r, 5 * inner, 5 * inner + seconds, inner)
+            for inner in range(2):
+                begin = 10 + 5 * inner
+                self.attention(r, begin, begin + 2, inner, "attention_backward")
+        forward, backward = (2 / 1.5 + 4 / 2.5) / 2, 1
+        m = self.metrics_of(ranks)
+        self.assertAlmostEqual(m["worker_imbalance"], (forward + backward) / 2)
+
+    def test_ranks_that_share_heads_are_no_ring(self):
+        ranks = self.ranks("sp")
+        for r in ranks:
+            self.attention(r, 0, 1 + r.rank)
+        self.assertEqual(self.metrics_of(ranks)["ring"], {})
+
+    def test_the_time_between_computation_and_wait_belongs_to_the_ring_step(self):
+        """Computation from 0 to 1 s, a wait from 3 to 4 s."""
+        ranks = self.ranks()
+        for r in ranks:
+            self.attention(r, 0, 1)
+            self.attention(r, 3, 4, kind="ring_wait")
+        self.assertAlmostEqual(self.metrics_of(ranks)["computation_ratio"], 0.25)
+
+    def test_the_table_holds_computation_and_wait_apart(self):
+        """Ring steps of 2 and 4 s, of which rank 0 computes a second each and rank 1 all."""
+        run = synthetic.known_run(self.folder / "known")
+        self.report(run, draw=False)
+        rows = self.table(run / "report", "ring_steps.csv")
+        times = [(float(r["computation (s)"]), float(r["wait (s)"])) for r in rows]
+        self.assertEqual(times, [(1, 1), (1, 3), (2, 0), (4, 0)])
 
 
 if __name__ == "__main__":

@@ -125,6 +125,9 @@ TEST_F(Samples, LongDocumentsAreTruncatedSplitOrDropped) {
   using Texts = std::vector<std::string>;
   EXPECT_EQ(contents(*with(LongDocuments::truncate, 1)), (Texts{"0123", "xyz", "ABCD", "q"}));
   EXPECT_EQ(contents(*with(LongDocuments::drop, 1)), (Texts{"xyz", "q"}));
+  options.max_tokens = 8;  // of exactly the limit is none above it
+  EXPECT_EQ(contents(*with(LongDocuments::drop, 1)), (Texts{"xyz", "ABCDEFGH", "q"}));
+  options.max_tokens = 4;
   EXPECT_EQ(contents(*with(LongDocuments::split, 1)),
             (Texts{"0123", "4567", "89", "xyz", "ABCD", "EFGH", "q"}));
   EXPECT_EQ(contents(*with(LongDocuments::split, 3)),
@@ -448,6 +451,8 @@ TEST_F(Needle, TrainingAndHeldOutSamples) {
   EXPECT_THROW(data->tokens(400, 0, 1, out), Error);
   options.max_tokens = 100;
   EXPECT_NE(error_of([&] { open_dataset(options); }).find("never cut"), std::string::npos);
+  options.max_tokens = *std::ranges::max_element(options.needle.lengths);
+  EXPECT_EQ(open_dataset(options)->samples(), more->samples());
   options.max_tokens = 0;
   options.samples = 0;
   EXPECT_NE(error_of([&] { open_dataset(options); }).find("data.samples"), std::string::npos);

@@ -130,6 +130,15 @@ TEST_F(Megatron, EveryTokenType) {
   }
 }
 
+// Ids of vocabularies above half of 16 bits, such as Qwen's first 64 thousand.
+TEST_F(Megatron, UnsignedIdsUseAllOfTheirBits) {
+  std::mt19937_64 random(test_seed());
+  const Documents documents{{40000, 65535, 5}, {32767, 32768}};
+  DataOptions options = megatron(Indexed(documents, 8, 3));
+  options.vocabulary = 70000;
+  expect_equal(*open_dataset(options), documents, {}, random);
+}
+
 TEST_F(Megatron, LossMaskBesideTheTokens) {
   std::mt19937_64 random(test_seed() + 1);
   const Documents documents = random_documents(random, 50, 100);

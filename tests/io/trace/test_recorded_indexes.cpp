@@ -27,6 +27,9 @@ TEST_F(RecordedIndexFiles, ReadsWhatRanksWrote) {
   append_indexes(at, 1, std::vector<IndexRow>{row_of(1, 0, 640)});
   append_indexes(at, 0, std::vector<IndexRow>{row_of(0, 0, 640), row_of(0, 1, 640)});
   append_indexes(at, 0, std::vector<IndexRow>{row_of(0, 0, 1280)});
+  std::string line;
+  std::getline(std::ifstream(at + "/rank_00000.jsonl"), line);
+  EXPECT_NE(line.find("\"step\":6,"), std::string::npos) << "counted from 1 as in logs: " << line;
   const RecordedIndexes read = read_indexes(at);
   EXPECT_EQ(read.layers(), 2);
   EXPECT_EQ(read.heads(), 2);

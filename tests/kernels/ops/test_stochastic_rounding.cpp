@@ -2,10 +2,12 @@
 // step.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <set>
 
+#include "kernels/ops/adamw.hpp"
 #include "kernels/ops/stochastic_rounding.hpp"
 #include "tests/kernels/ops/numeric.hpp"
 
@@ -53,6 +55,32 @@ TEST(StochasticRounding, WhatIsBf16AlreadyStays) {
   const float nan = std::bit_cast<float>(0x7F800001u);  // whose upper half is an infinity
   EXPECT_TRUE(std::isnan(wide(rounded(nan, 0))));
   EXPECT_TRUE(std::isnan(wide(rounded(nan, 0xFFFFu))));
+}
+
+// Both moments of an element lie between two bf16 numbers; whether they go up tells nothing of one
+// another.
+TEST(StochasticRounding, MomentsOfAnElementAreRoundedApart) {
+  constexpr std::int64_t kCount = 1 << 16;
+  const auto of = [](DType type, float value) {
+    Tensor t = Tensor::zeros({kCount}, type);
+    if (value != 0) std::fill_n(t.data<float>(), kCount, value);
+    return t;
+  };
+  AdamWState state{of(DType::f32, 0), of(DType::bf16, 0), of(DType::bf16, 0),
+                   Tensor::zeros({2}, DType::i64)};
+  Tensor values = of(DType::f32, 0);
+  AdamWOptions options;
+  options.bf16_moments = true;
+  adamw_step(state, of(DType::f32, 1), 1, 1e-3, 7, options, values);
+  double up[2] = {}, both = 0;
+  for (std::int64_t i = 0; i < kCount; ++i) {
+    const bool first = wide(state.moment1.data<bf16>()[i].bits) > 0.1f,
+               second = wide(state.moment2.data<bf16>()[i].bits) > 0.05f;
+    up[0] += first, up[1] += second, both += first && second;
+  }
+  const double p = up[0] / kCount, q = up[1] / kCount;
+  for (const double share : {p, q}) EXPECT_NEAR(share, 0.8, 0.01);
+  EXPECT_LT(std::abs(both / kCount - p * q) / std::sqrt(p * (1 - p) * q * (1 - q)), 0.02);
 }
 
 TEST(StochasticRounding, ElementsAndStepsDiffer) {
