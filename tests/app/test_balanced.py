@@ -4,7 +4,10 @@ import json
 import os
 import unittest
 
+import numpy as np
+
 from runs import RunCase
+from test_dpo import safetensors
 
 BALANCED = ["batching.method=balanced", "batching.global_tokens=2500"]
 
@@ -185,6 +188,23 @@ class Gradients(Balanced):
                 dumps.append(f.read())
         self.assertEqual(dumps[0], dumps[1])
 
+    def test_an_embedding_that_two_stages_hold_is_dumped_once(self):
+        dumps, sizes = [], []
+        for name, ranks, keys in (("one", 1, []), ("stages", 2, ["mesh.pp=2"])):
+            file = self.out(name + ".safetensors")
+            keys += ["model.tied_embedding=true", "run.precision=fp64"]
+            self.train(name, ranks, *keys, f"run.dump_gradients={file}", dp=1, steps=1)
+            dumps.append(safetensors(file))
+            sizes.append(os.path.getsize(file))
+        self.assertEqual(*sizes)  # a name that comes twice is one in what was loaded
+        # Embedding and last norm, and of each layer two norms, four projections and three of the
+        # MLP.
+        self.assertEqual(len(dumps[0]), 2 + 2 * 9)
+        self.assertEqual(list(dumps[0]), list(dumps[1]))
+        for name, gradient in dumps[0].items():
+            apart = np.linalg.norm(dumps[1][name] - gradient)
+            self.assertLess(apart, 1e-6 * np.linalg.norm(gradient), name)
+
 
 class Window(Balanced):
     def test_a_run_that_stops_inside_a_window_goes_on_alike_on_another_mesh(self):
@@ -192,22 +212,13 @@ class Window(Balanced):
         whole = self.curve(self.train("whole", 2, *window, dp=2, steps=7))
         parts = self.train("parts", 2, *window, "optimizer.decay_steps=7", dp=2, steps=3, every=3)
         again = self.deck("again.toml", dp=1, cp_inner=2, steps=7, every=3)
-        other = self.run_ballast(
-            2,
-            "train",
-            again,
-            "-d",
-            parts,
-            "-r",
-            "latest",
-            *window[:1],
-            "batching.window=3",
-            window[2],
-            status=None,
-        )
-        self.assertNotEqual(other.returncode, 0)
-        self.assertIn("window of 4 steps", other.stdout + other.stderr)
-        self.run_ballast(2, "train", again, "-d", parts, "-r", "latest", *window)
+        goes_on = ["train", again, "-d", parts, "-r", "latest", *window]
+        for other in ("batching.window=3", "batching.global_tokens=1600"):
+            refused = self.run_ballast(2, *goes_on, other, status=None)
+            self.assertNotEqual(refused.returncode, 0, other)
+            self.assertIn("window of 4 steps", refused.stdout + refused.stderr)
+            self.assertIn("batching.global_tokens = 1500", refused.stdout + refused.stderr)
+        self.run_ballast(2, *goes_on)
         self.assert_same(whole, self.curve(parts), "stopped after step 3 of 4")
 
 

@@ -1,7 +1,10 @@
-"""ballast bench attention, gemm and ring on the host: figures are sane, results are checked against
+"""ballast bench on the host: figures are sane, results are checked against
 fp64, mistakes are named."""
 import json
+import os
 import unittest
+
+import h5py
 
 from runs import RunCase
 
@@ -58,6 +61,57 @@ class Bench(RunCase):
                 found["whole"]["median_s"] / ranks / found["both"]["median_s"],
                 places=6,
             )
+
+    def test_rates_are_those_of_the_median_time(self):
+        """A pair of a head takes 4 D FLOPs forward and 10 D backward; a product takes 2 m n k."""
+        sizes = ["tokens=200", "q_heads=4", "kv_heads=2", "head_dim=16", "check=false"]
+        found = self.bench(1, "attention", *sizes)
+        pairs = 4 * 200 * 201 / 2
+        for direction, of_pair in (("forward", 4), ("backward", 10)):
+            flops = found[direction]["gflops"] * 1e9 * found[direction]["median_s"]
+            self.assertAlmostEqual(flops / (of_pair * 16 * pairs), 1, places=6)
+        found = self.bench(1, "gemm", "m=96", "n=64", "k=160")
+        flops = found["gflops"] * 1e9 * found["median_s"]
+        self.assertAlmostEqual(flops / (2 * 96 * 64 * 160), 1, places=6)
+
+    def test_steps_tell_tokens_of_a_rank_and_memory_of_the_fullest(self):
+        deck, run = self.deck(steps=3), self.out("run")
+        found = self.bench(2, "step", deck, "warmup=1")
+        self.run_ballast(2, "train", deck, "-d", run)
+        rate = found["tokens_per_s_per_rank"]
+        self.assertAlmostEqual(rate * found["median_s"] * 2 / found["tokens_per_step"], 1, places=6)
+        peaks = []
+        for rank in range(2):
+            with h5py.File(os.path.join(run, "trace", f"trace_{rank:05}.h5")) as trace:
+                peaks += list(trace["steps"]["peak_bytes_total"][:3])
+        self.assertAlmostEqual(found["peak_memory_gib"] * 2**30 / max(peaks), 1, delta=0.01)
+
+    def test_heads_that_stay_dense_take_all_pairs(self):
+        out = self.out("heads.json")
+        keys = ["data.max_tokens=900", "batching.micro_batch_tokens=1000", f"out={out}"]
+        keys += ["samples=2", "pairs=0.5", "queries=last", "attention.last_q=32"]
+        self.run_ballast(1, "bench", "heads", self.deck(dp=1), *keys, "dense_below=1")
+        with open(out) as file:
+            found = json.load(file)
+        for rule in sum(found["rules"], []):
+            self.assertEqual(rule["pattern"], "dense")
+            self.assertEqual((rule["recall"], rule["pairs"]), (1, 1))
+        self.assertEqual((found["recall"], found["pairs"]), (1, 1))
+
+    def test_a_leak_is_a_share_of_the_pairs(self):
+        slash = ["attention.pattern=vertical_slash", "attention.last_q=32"]
+        slash += ["attention.vertical_share=0.5", "attention.slash_share=0.3"]
+        slash += ["data.max_tokens=900", "batching.micro_batch_tokens=1000", "samples=4"]
+        path = self.out("leak.json")
+        self.run_ballast(1, "bench", "leak", self.deck(dp=1), *slash, "--json", path)
+        with open(path) as file:
+            leak = json.load(file)
+        self.assertGreater(leak["pairs"], leak["tokens"])
+        self.assertGreater(leak["changed_pairs_share"], 0)
+        for whole, share in (("pairs", "changed_pairs_share"), ("tokens", "changed_tokens_share")):
+            self.assertLessEqual(leak[share], 1)
+            changed = leak[share] * leak[whole]
+            self.assertAlmostEqual(changed, round(changed), delta=1e-6 * leak[whole])
 
     def test_a_profile_of_kernels_needs_a_gpu(self):
         self.assertIn("run.backend=cuda", self.refused(2, "step", self.deck(), "profile=1"))

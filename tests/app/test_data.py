@@ -240,7 +240,7 @@ class Formats(Data):
             with pyarrow.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table, max_chunksize=6)
         for path, value in (
-            ("saved/dataset_dict.json", {"splits": ["train"]}),
+            ("saved/dataset_dict.json", {"splits": ["test", "train"]}),
             ("saved/train/state.json", {"_data_files": [{"filename": os.listdir(saved)[0]}]}),
         ):
             with open(self.out(path), "w") as f:

@@ -67,6 +67,16 @@ clip_norm = 0.0
 every_steps = 0
 at_end = false
 """
+# The model of BASE, without a file of weights.
+FRESH = [
+    "model.layers=2",
+    "model.hidden=32",
+    "model.intermediate=48",
+    "model.query_heads=4",
+    "model.kv_heads=2",
+    "model.head_dim=8",
+    f"model.vocabulary={VOCABULARY}",
+]
 
 
 def safetensors(path):
@@ -216,6 +226,7 @@ class Dpo(RunCase):
         self.assertAlmostEqual(rows[0]["rewards_accuracy"], accuracy, delta=1e-12)
         chosen, rejected = np.mean(found, axis=0)
         self.assertAlmostEqual(rows[0]["logps_chosen"], chosen, delta=1e-8 * abs(chosen))
+        self.assertAlmostEqual(rows[0]["logps_rejected"], rejected, delta=1e-8 * abs(rejected))
         self.assertAlmostEqual(rows[0]["rewards_rejected"], 0.3 * rejected, delta=1e-6)
         self.assertAlmostEqual(rows[0]["rewards_margin"], 0.3 * (chosen - rejected), delta=1e-6)
         # The derivative along random directions, by central differences.
@@ -337,6 +348,23 @@ class Dpo(RunCase):
         with h5py.File(self.pairs_path, "r+") as file:
             file["loss_mask"][:] = 1
         refused("other data")
+
+    def test_a_tie_is_no_preference(self):
+        deck = self.dpo(reference=self.out("reference.h5"))
+        # Each pair's products are those of the reference, to the bit.
+        alone = "batching.method=none"
+        self.run_ballast(1, "reference", deck, alone)
+        rows, _ = self.train("ties", deck, alone)
+        self.assertEqual((rows[0]["rewards_margin"], rows[0]["rewards_accuracy"]), (0, 0))
+
+    def test_a_reference_of_other_first_weights_is_refused(self):
+        deck = self.dpo(reference=self.out("reference.h5"), weights="")
+        self.run_ballast(1, "reference", deck, *FRESH)
+        rows, _ = self.train("same", deck, *FRESH)
+        self.assertAlmostEqual(rows[0]["loss"], math.log(2), delta=1e-9)
+        for command in (["check", deck], ["train", deck, "-d", self.out("seed")]):
+            done = self.run_ballast(1, *command, *FRESH, "run.seed=12", status=1)
+            self.assertIn("another model", done.stdout + done.stderr)
 
     def test_a_reference_replaces_no_other_file(self):
         weights = os.path.join(self.base, "model.safetensors")

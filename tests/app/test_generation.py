@@ -84,22 +84,33 @@ class Generation(RunCase):
             self.assertEqual(texts, alone, name)
 
     def test_draws_follow_the_softmax(self):
-        """Of many prompts alike the first drawn token is as often as it is likely."""
-        count = 300
+        """Of many prompts alike the first drawn token is as often as it is likely, and the second
+        is drawn by another number: where both fall in their sums of shares says nothing of each
+        other."""
+        count, temperature = 300, 0.5
         run = self.train(
             "many", f'eval.generate_prompts=[{",".join(["~x~"] * count)}]'.replace("~", '"'),
-            "eval.generate_tokens=1", "eval.generate_temperature=0.7", "eval.generate_samples=0",
+            "eval.generate_tokens=2", f"eval.generate_temperature={temperature}",
+            "eval.generate_samples=0", "model.initial_std=0.2", "optimizer.learning_rate=1e-30",
         )  # fmt: skip
         texts, model = self.texts(run), self.exported(run)
-        logits = model.logits([ord("x")]) / 0.7
-        share = np.exp(logits - logits.max())
-        share /= share.sum()
+
+        def shares(tokens):
+            logits = model.logits(tokens) / temperature
+            share = np.exp(logits - logits.max())
+            return share / share.sum()
+
+        drawn = np.array([t["tokens"] for t in texts])
+        self.assertEqual(drawn.shape, (count, 2))
+        share = shares([ord("x")])
         top = np.argsort(share)[-8:]
-        drawn = np.array([t["tokens"][0] for t in texts])
-        self.assertEqual(len(drawn), count)
-        expected, found = share[top].sum(), np.isin(drawn, top).mean()
+        expected, found = share[top].sum(), np.isin(drawn[:, 0], top).mean()
         deviation = np.sqrt(expected * (1 - expected) / count)
         self.assertLess(abs(found - expected), 5 * deviation, f"{found}, expected {expected}")
+        places = [np.cumsum(share)[drawn[:, 0]], []]
+        for first, second in drawn:
+            places[1].append(np.cumsum(shares([ord("x"), first]))[second])
+        self.assertLess(abs(np.corrcoef(places)[0, 1]), 5 / np.sqrt(count))
 
     def test_log_trace_and_eval_hold_them(self):
         run = self.train("told", ranks=2, dp=2)
@@ -126,6 +137,31 @@ class Generation(RunCase):
         at = plain[0]["tokens"].index(stop)
         self.assertEqual(texts[0]["tokens"], plain[0]["tokens"][:at])
         self.assertTrue(texts[0]["stopped"])
+
+    def test_a_text_that_stops_changes_no_other(self):
+        prompts = 'eval.generate_prompts=["ring","stripe","anchor"]'
+        drawn = [prompts, "eval.generate_temperature=1", "eval.generate_samples=0"]
+        plain = [t["tokens"] for t in self.texts(self.train("plain", *drawn))]
+        stop = plain[0][1]
+        kept = [t[: (t + [stop]).index(stop)] for t in plain]
+        self.assertEqual(len(kept[0]), 1)
+        self.assertGreater(min(len(t) for t in kept[1:]), 3)
+        stopped = self.texts(self.train("stop", *drawn, f"eval.generate_stop_token={stop}"))
+        self.assertEqual([t["tokens"] for t in stopped], kept)
+
+    def test_the_prompt_of_a_sample_without_a_mask_is_its_first_quarter(self):
+        run = self.train("told")
+        prompts = []
+        for prefix in (10**6, 0):  # as long as the sample is
+            settings = [f"eval.generate_prefix_tokens={prefix}", "eval.generate_tokens=1"]
+            twin, deck = self.out("eval.json"), self.deck("e.toml", dp=1)
+            self.run_ballast(
+                1, "eval", deck, "-d", run, "-r", "latest", *TEXTS, *settings, "--json", twin
+            )
+            with open(twin) as file:
+                prompts.append(json.load(file)["generated"][-1]["prompt"])
+        self.assertGreater(len(prompts[0]), 8)
+        self.assertEqual(prompts[1], prompts[0][: len(prompts[0]) // 4])
 
     def token_file(self):
         path, rng = self.out("tokens.h5"), np.random.default_rng(3)
@@ -161,14 +197,17 @@ class Generation(RunCase):
             file["loss_mask"] = np.array(mask, "u1")
             file["offsets"] = np.array(offsets, "<i8")
             file.attrs["pairs"] = np.int64(1)
-        run = self.train(
-            "pairs", "data.source=hdf5", "data.path=" + path, "eval.generate_prompts=[]",
-            "eval.generate_prefix_tokens=0", "loss.kind=dpo", "dpo.reference_free=true",
-            "data.long=truncate",
-            "data.validation_share=0.2", ranks=2, dp=2,
-            text=DECK.replace("global_tokens = 1500", "global_samples = 4"),
-        )  # fmt: skip
-        self.assertEqual([len(t["prompt"]) for t in self.texts(run)], [9])
+        for name, prefix in (("asked", 0), ("longer", 30)):
+            run = self.train(
+                name, "data.source=hdf5", "data.path=" + path, "eval.generate_prompts=[]",
+                f"eval.generate_prefix_tokens={prefix}", "loss.kind=dpo",
+                "dpo.reference_free=true", "data.long=truncate", "data.validation_share=0.2",
+                ranks=2, dp=2, text=DECK.replace("global_tokens = 1500", "global_samples = 4"),
+            )  # fmt: skip
+            (text,) = self.texts(run)
+            begin, end = offsets[2 * text["sample"] :][:2]  # of the answer that was preferred
+            expected = tokens[begin:end] if prefix else tokens[begin : begin + 9]
+            self.assertEqual(text["prompt"], [int(t) for t in expected])
 
     def test_what_cannot_be_written_is_an_error_before_the_first_step(self):
         for number, (settings, said) in enumerate(

@@ -116,6 +116,17 @@ class Moments(RunCase):
             for tensor, entry in header.items()
         }
 
+    def test_moments_of_a_first_step_are_shares_of_the_gradient(self):
+        """Each by its own beta: 1 - beta1 of it, and 1 - beta2 of its square."""
+        keys = ("optimizer.beta1=0.75", "optimizer.beta2=0.5", "optimizer.clip_norm=0")
+        gradients = self.dumped("betas", *keys)
+        for name, fields in self.state(self.out("betas"), 1).items():
+            gradient = gradients[name]
+            self.assertGreater(np.linalg.norm(gradient), 0, name)
+            for field, expected in zip(FIELDS, (0.25 * gradient, 0.5 * gradient**2)):
+                found = fields[field].reshape(-1)
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-30, err_msg=name)
+
     def test_gradients_of_one_micro_batch_a_rank_are_rounded_twice(self):
         """Once as the micro-batch's, once as the sum over ranks."""
         exact = self.dumped("exact")

@@ -52,10 +52,9 @@ class Muon(RunCase):
                 for name, group in file["parameters"].items()
             }
 
-    def test_ten_steps_are_those_of_numpy(self):
-        run = self.train("ten", steps=10)
+    def expect_steps_of_numpy(self, run, steps, nesterov=True, products=5, rms=0.2):
         before = self.state(run, 1)
-        for step in range(2, 11):
+        for step in range(2, steps + 1):
             now = self.state(run, step)
             for name, fields in now.items():
                 old = before[name]
@@ -65,13 +64,23 @@ class Muon(RunCase):
                 self.assertNotIn("moment2", fields, name)
                 # What the moment took up is the gradient.
                 gradient = fields["moment1"] - MOMENTUM * old["moment1"]
-                direction = newton_schulz(gradient + MOMENTUM * fields["moment1"])
-                scale = RATE * 0.2 * np.sqrt(max(direction.shape))
+                ahead = gradient + MOMENTUM * fields["moment1"] if nesterov else fields["moment1"]
+                direction = newton_schulz(ahead, products)
+                scale = RATE * rms * np.sqrt(max(direction.shape))
                 expected = (1 - RATE * DECAY) * old["master"] - scale * direction
                 error = np.linalg.norm(fields["master"] - expected)
                 moved = np.linalg.norm(fields["master"] - old["master"])
                 self.assertLess(error, 1e-9 * moved, f"{name}, step {step}")
             before = now
+
+    def test_ten_steps_are_those_of_numpy(self):
+        self.expect_steps_of_numpy(self.train("ten", steps=10), 10)
+
+    def test_keys_of_the_direction_are_read(self):
+        keys = ["optimizer.newton_schulz_steps=3", "optimizer.nesterov=false"]
+        keys.append("optimizer.update_rms=0.1")
+        run = self.train("keys", *keys, steps=3)
+        self.expect_steps_of_numpy(run, 3, nesterov=False, products=3, rms=0.1)
 
     def test_the_gradient_is_what_the_moment_takes_up(self):
         """Starts of one step each, so that each dumps its gradient (fp32)."""

@@ -6,6 +6,7 @@ import os
 import unittest
 
 from runs import RunCase
+from test_generation import Numpy
 
 DECK = """# Tiny needle run for the tests.
 [run]
@@ -103,6 +104,35 @@ class Needle(RunCase):
             self.assertEqual(last["needle_accuracy"], needle["accuracy"])
             self.assertEqual(last["needle_accuracy.length.96"], by_length[96]["accuracy"])
             self.assertEqual(last["needle_accuracy.depth.2"], needle["by_depth"][2]["accuracy"])
+
+    def test_an_answer_is_right_when_all_its_tokens_are(self):
+        """By a model in numpy, given the answer's tokens before each one; by length and depth."""
+        deck, run = self.deck(text=DECK, values=2, closing="true", dp=1, every=0), self.out("run")
+        self.run_ballast(1, "train", deck, "-d", run)
+        texts = ["eval.generate_samples=30", "eval.generate_prefix_tokens=96"]
+        found = self.evaluate(deck, run, 1, *texts, "eval.generate_tokens=1")
+        samples, folder = [text["prompt"] for text in found["generated"]], self.out("exported")
+        self.assertEqual({len(sample) for sample in samples}, {64, 96})
+        last = os.path.join(run, "checkpoints", self.checkpoints(run)[-1])
+        self.run_ballast(1, "export", last, folder, "--dtype", "f32")
+        model, questions, half, right = Numpy(folder), 0, 0, {64: 0, 96: 0}
+        for tokens in samples:
+            for place in range(len(tokens) - 3 * (4 if len(tokens) == 64 else 7), len(tokens), 3):
+                key, *answer = tokens[place : place + 3]
+                self.assertTrue(key < 8 and set(answer) <= {8, 9}, tokens)
+                told = [int(model.logits(tokens[: place + i]).argmax()) for i in (1, 2)]
+                questions += 1
+                half += sum(a == b for a, b in zip(told, answer)) == 1
+                right[len(tokens)] += told == answer
+        self.assertGreater(half, 0)
+        needle = found["needle"]
+        self.assertEqual(needle["questions"], questions)
+        self.assertAlmostEqual(needle["accuracy"], sum(right.values()) / questions, places=9)
+        for row in needle["by_length"]:
+            self.assertEqual(round(row["accuracy"] * row["questions"]), right[row["length"]])
+        for row, part in zip(needle["by_depth"], range(3), strict=True):
+            self.assertAlmostEqual(row["depth_begin"], part / 3, places=9)
+            self.assertAlmostEqual(row["depth_end"], (part + 1) / 3, places=9)
 
     def test_what_can_only_be_right_is_right(self):
         # One value token: every answer is known after a few steps, wherever its tokens lie.

@@ -138,6 +138,44 @@ class Pack(RunCase):
         # Of the run: the last step takes as long for half the samples.
         self.assertAlmostEqual(result["step_over_bound"], 3 / 2.5)
 
+    def test_a_full_step_at_the_end_of_an_epoch_is_no_tail(self):
+        text = (
+            '[mesh]\ndp = 2\n[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\n'
+            'method = "packed"\nmicro_batch_tokens = 128\nglobal_samples = 2\n[costs]\n'
+            "forward_token_s = 1e-3\n"
+        )
+        for samples, tail in ((4, 0), (5, 1)):
+            result = self.pack(self.deck(text=text, data=self.lengths_file([128] * samples)))
+            self.assertEqual((result["packs"], result["tail_packs"]), (samples, tail))
+            # Forward once, backward for two.
+            self.assertAlmostEqual(result["step_seconds"], 128 * 3e-3)
+
+    def test_the_fixed_split_that_is_compared_is_the_best(self):
+        rng = random.Random(7)
+        lengths = [rng.choice([100, 100, 300, 500, 1500, 2000]) for _ in range(64)]
+        text = (
+            "[mesh]\ndp = 4\n[model]\nlayers = 2\nhidden = 64\nintermediate = 64\n"
+            "query_heads = 2\nkv_heads = 2\nhead_dim = 32\nvocabulary = 64\n"
+            '[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\n'
+            "micro_batch_tokens = 2000\nglobal_samples = 8\n[costs]\n"
+            "forward_token_s = 1e-6\nforward_pair_s = 1e-8\n"
+        )
+        deck, twin = self.deck(text=text, data=self.lengths_file(lengths)), self.out("both.json")
+        self.run_ballast(1, "pack", deck, "--compare", "--json", twin)
+        with open(twin) as f:
+            rows = {row["name"]: row for row in json.load(f)["cases"]}
+        found = []
+        for sp, ring in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2)):
+            for part in (1, 2, 4):
+                if part > sp * ring:
+                    continue
+                keys = [f"mesh.sp={sp}", f"mesh.cp_inner={ring}", f"mesh.dp={4 // (sp * ring)}"]
+                keys.append(f"batching.micro_batch_tokens={2000 * sp * ring // part}")
+                result = self.pack(deck, *keys, "batching.method=packed")
+                found.append(result["step_seconds"])
+        self.assertLess(min(found), 0.95 * found[0])
+        self.assertAlmostEqual(rows["packed"]["step_seconds"] / min(found), 1, places=6)
+
     def test_groups_that_cannot_be(self):
         deck = os.path.join(DECKS, "table6.toml")
         for override, words in (

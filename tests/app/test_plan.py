@@ -310,6 +310,11 @@ forward_pair_s = 2e-9
             ][1],
             "pipeline.schedule=zero_bubble",
         )
+        free = self.plan("chunkflow/search.toml", *small, "chunk.search_memory_gib=0")
+        times = [p["step_time"] for p in free["search"]]
+        self.assertTrue(all(p["fits"] for p in free["search"]), "0 is no limit")
+        self.assertLess(min(times), max(times))
+        self.assertEqual(free["best_step_time"], min(times))
         # Activations grow with chunk size and K; a limit between leaves the small ones.
         need = {(p["chunk_tokens"], p["k"]): p["fullest_rank_bytes"] for p in facts["search"]}
         self.assertLess(need[4096, 1], need[4096, 4])

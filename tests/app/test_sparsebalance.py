@@ -243,6 +243,22 @@ class SparseBalance(RunCase):
         again, _ = self.choices(self.out("parts"))
         self.assertEqual(found, again)
 
+    def test_a_step_is_balanced_by_the_budgets_of_the_step_before(self):
+        """Whether that was the same start's or not."""
+        deck = self.deck(steps=3, dp=2, every=1)
+        line = [deck, *BUDGETS, "dst.threshold=1", "dst.anchor=min", "costs.forward_pair_s=1e-6"]
+        plans = {}
+        for name, decay in (("quick", 0), ("slow", 0.99)):
+            run = self.out(name)
+            self.run_ballast(2, "train", *line, f"sab.decay={decay}", "-d", run)
+            plans[name] = {step: plan["hash"] for step, plan in self.stored(run).items()}
+        self.assertEqual(plans["quick"][1], plans["slow"][1])
+        self.assertNotEqual(plans["quick"][2], plans["slow"][2])
+        first = os.path.join(self.out("quick"), "checkpoints", "step_00000001.h5")
+        self.run_ballast(2, "train", *line, "sab.decay=0", "-d", self.out("on"), "-r", first)
+        again = {step: plan["hash"] for step, plan in self.stored(self.out("on")).items()}
+        self.assertEqual(again, {step: plans["quick"][step] for step in (2, 3)})
+
     def test_what_cannot_combine_is_refused(self):
         deck = self.deck(dp=1)
         for overrides, message in (

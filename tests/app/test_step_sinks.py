@@ -182,6 +182,15 @@ class BestCheckpoint(RunCase):
         self.assertEqual(found["step"], best)
         self.assertAlmostEqual(found["validation_loss"], losses[best], delta=2e-5)
 
+    def test_it_is_written_where_no_other_is_due(self):
+        deck, run = self.deck(steps=2, every=0), self.out("run")
+        keys = ("eval.every_steps=1", "checkpoint.best=true", "checkpoint.at_end=false")
+        self.run_ballast(2, "train", deck, "-d", run, *keys)
+        losses = self.held_out(run)
+        self.assertEqual(sorted(losses), [1, 2])
+        self.assertEqual(self.best(run), f"step_{min(losses, key=losses.get):08}.h5")
+        self.assertTrue(os.path.isfile(os.path.join(run, "checkpoints", self.best(run))))
+
     def test_it_needs_an_evaluation(self):
         deck = self.deck()
         done = self.run_ballast(1, "check", deck, "checkpoint.best=true", status=1)

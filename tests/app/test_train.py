@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import random
+import re
 import resource
 import signal
 import time
@@ -159,6 +160,50 @@ class Restarts(RunCase):
         for step in a:
             self.assertAlmostEqual(float(a[step]), float(b[step]), delta=2e-6)
 
+    def test_checkpoints_count_tokens_and_seconds_from_the_first_step_on(self):
+        import h5py
+
+        deck, run = self.deck(steps=4), self.out("run")
+        self.run_ballast(2, "train", deck, "-d", run)
+        self.run_ballast(2, "train", deck, "-d", run, "-r", "latest", "run.steps=6")
+        tokens, seconds = {}, {}
+        for step, plan in self.stored(run).items():
+            tokens[step] = sum(s[2] for m in plan["micro_batches"] for s in m["segments"])
+        with open(os.path.join(run, "steps.jsonl")) as file:
+            for line in map(json.loads, file):
+                seconds[line["step"]] = line["step_time_s"]
+        for last in (2, 4, 6):
+            path = os.path.join(run, "checkpoints", f"step_{last:08}.h5")
+            with h5py.File(path, "r") as file:
+                told = dict(file.attrs)
+            self.assertEqual(told["tokens_seen"], sum(tokens[s] for s in range(1, last + 1)))
+            spent = sum(seconds[s] for s in range(1, last + 1))
+            self.assertAlmostEqual(told["seconds_trained"], spent, delta=1e-9)
+
+    def test_a_stopped_run_keeps_its_steps_and_told_how_long_the_rest_takes(self):
+        """Though its deck wants no checkpoint, not even at the end."""
+        run = self.out("run")
+        deck = self.deck(steps=10**6, every=0)
+        process = self.start(2, "train", deck, "-d", run, "checkpoint.at_end=false")
+        try:
+            self.wait_for_step(process, run, 12)
+            os.kill(self.ranks_of(run)[0], signal.SIGTERM)
+            output = process.communicate(timeout=60)[0]
+        finally:
+            self.stop_group(process)
+        self.assertEqual(process.returncode, 75, output[-2000:])
+        last = max(self.losses(run))
+        self.assertEqual(self.checkpoints(run), [f"step_{last:08}.h5"])
+        with open(os.path.join(run, "steps.jsonl")) as file:
+            seconds = [json.loads(line)["step_time_s"] for line in file]
+        for step in (2, 12):
+            (left,) = re.findall(rf"^step {step}/.* left (.*)$", output, re.M)
+            told = 0
+            for part, factor in zip(re.findall(r"\d+", left)[::-1], (1, 60, 3600, 86400)):
+                told += int(part) * factor
+            expected = sum(seconds[:step]) / step * (10**6 - step)
+            self.assertAlmostEqual(told, expected, delta=1 + 1e-4 * expected)
+
     def test_signals_and_wall_time_stop_with_75_and_go_on(self):
         whole = self.out("whole")
         deck = self.deck(steps=400, every=1000)
@@ -202,6 +247,24 @@ class Restarts(RunCase):
         )
         self.assertLess(time.time() - begin, 20)
         self.assertEqual(len(self.checkpoints(run)), 1)
+
+    def test_the_limit_leaves_room_for_an_evaluation(self):
+        """None begins that could not end within the limit if it took as long as one before."""
+        import h5py
+
+        run, limit = self.out("run"), 3
+        settings = ["data.source=distribution", "data.bin_tokens=[64]", "data.bin_share=[1]"]
+        settings += ["data.samples=16000", "data.validation_share=0.9", "eval.every_steps=1"]
+        settings += ["batching.global_tokens=64", "-t", f"00:00:{limit:02}"]
+        deck = self.deck(dp=1, steps=10**6, every=0)
+        self.run_ballast(1, "train", deck, "-d", run, *settings, status=75)
+        with h5py.File(os.path.join(run, "trace", "trace_00000.h5"), "r") as file:
+            begin = file["sessions/000"].attrs["started_unix_s"]  # not before the limit's clock
+        with open(os.path.join(run, "steps.jsonl")) as file:
+            times = [json.loads(row)["time"] - begin for row in file]  # a step, an evaluation, ...
+        spent = [end - start for start, end in zip(times[::2], times[1::2], strict=True)]
+        for number, end in enumerate(times[1:-1:2], 1):  # after it the run went on
+            self.assertLess(end + max(spent[:number]), limit)
 
     def test_keep_and_folder_rules(self):
         deck, run = self.deck(steps=10, every=1), self.out("run")
@@ -363,6 +426,22 @@ class Failures(RunCase):
         text = self.diverged(2, self.deck(steps=50, every=5))
         self.assertIn("step", text)
         self.assertRegex(text, r"micro-batch \d+|arose in backward")
+
+    def test_nonfinite_loss_names_a_state_that_is_older_than_the_last_one(self):
+        """That one's update may have ruined the weights."""
+        deck, waits = self.deck(steps=50, every=1), "checkpoint.snapshot_bytes=0"
+        text = self.diverged(2, deck, waits)
+        self.assertRegex(text, "step 2: loss = (nan|inf)")
+        self.assertEqual(self.checkpoints(self.out("nan")), ["step_00000001.h5"])
+        self.assertIn("there is no checkpoint of an earlier state", text)
+        self.run_ballast(2, "train", deck, "-d", self.out("fine"), "run.steps=2")
+        begun = os.path.join(self.out("fine"), "checkpoints", "step_00000002.h5")
+        text = self.diverged(2, deck, waits, "-r", begun)
+        self.assertRegex(text, "step 4: loss = (nan|inf)")
+        names = ["step_00000002.h5", "step_00000003.h5"]
+        self.assertEqual(self.checkpoints(self.out("nan")), names)
+        older = os.path.join(self.out("nan"), "checkpoints", names[0])
+        self.assertRegex(text, rf"continue with -r {re.escape(older)}\s")
 
     def test_ranks_that_share_micro_batches_find_a_nonfinite_loss_together(self):
         """Lists of ranks that share some micro-batches differ: those that hold the first bad one

@@ -186,6 +186,10 @@ class Tune(RunCase):
             self.assertIn("chunkflow", plan["plan"])
             self.assertIn("pp 2", plan["plan"])
 
+    def test_memory_is_given_in_gib(self):
+        facts, _ = self.tune(self.small(), "--memory", "1", "--trials", "5", "--steps", "1")
+        self.assertEqual(facts["memory_limit_bytes"], 1 << 30)
+
     def test_heads_take_the_memory_of_their_table(self):
         """On a GPU, whose lists of long samples hold what the table's patterns name."""
         long = 65536

@@ -1,5 +1,6 @@
 """Path of the report's modules, and a temporary folder for each test."""
 import contextlib
+import csv
 import io
 import json
 import os
@@ -53,6 +54,11 @@ class RunTest(unittest.TestCase):
             if panel["run"] == run:
                 found.setdefault(panel["figure"], []).append(panel)
         return found
+
+    def table(self, folder, name):
+        """Rows of a run's CSV file."""
+        with open(Path(folder) / name, newline="") as file:
+            return list(csv.DictReader(file))
 
     def metrics(self, folder):
         return json.loads((Path(folder) / "metrics.json").read_text())

@@ -349,6 +349,67 @@ class KnownNumbers(RunTest):
         self.assertNotIn("worker_imbalance", m)
 
 
+class SlowestRanks(RunTest):
+    """What a step takes is what its slowest rank takes."""
+
+    def metrics_of(self, ranks, **deck):
+        run = synthetic.write(self.folder / "r", ranks, **deck)
+        self.report(run, draw=False)
+        return self.metrics(run / "report")
+
+    def test_the_step_time_and_peak_are_those_of_the_largest_rank(self):
+        """Steps of 4 and 8 s, peaks of 1 and 2 MiB."""
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        for r in ranks:
+            r.event("step", 0, 4 + 4 * r.rank, step=0)
+            r.event("forward", 0, 2, step=0, mb=0)
+            r.step(0, peak_bytes_total=2.0 ** (20 + r.rank))
+        m = self.metrics_of(ranks)
+        self.assertAlmostEqual(m["step_time_s"], 8)
+        self.assertEqual(m["peak_bytes"], 2**21)
+
+    def test_overheads_are_shares_of_the_slowest_ranks_step(self):
+        """A second of tuning in steps of 10 and 6 s."""
+        deck = synthetic.DECK + "[dst]\nenabled = true\n"
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}, deck=deck) for r in range(2)]
+        for r in ranks:
+            r.event("step", 0, 10 - 4 * r.rank, step=0)
+            r.event("tuning", 0, 1, step=0)
+        self.assertAlmostEqual(self.metrics_of(ranks, deck=deck)["dst_overhead_share"], 0.1)
+
+    def test_without_step_events_a_step_spans_all_its_events(self):
+        """Seconds 0 to 2 and 4 to 8."""
+        r = Rank(0, 1)
+        r.event("forward", 0, 2, step=0, mb=0)
+        r.event("backward", 4, 8, step=0, mb=0)
+        self.assertAlmostEqual(self.metrics_of([r])["step_time_s"], 8)
+
+    def test_what_lies_before_a_step_stands_apart_too(self):
+        r = Rank(0, 1)
+        r.event("validation", -1, 0, step=0)
+        r.event("step", 0, 10, step=0)
+        r.event("forward", 0, 10, step=0, mb=0)
+        m = self.metrics_of([r])
+        self.assertEqual(m["between_steps_s"], {"validation": 1})
+        self.assertNotIn("validation", m["step_split_s"])
+
+    def test_a_step_that_a_rank_lacks_is_in_no_figure(self):
+        """Rank 1 ends behind the first of two steps of 10 s; the second computes 8 s, not 4."""
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        for r in ranks:
+            for step in range(2 - r.rank):
+                at = 10 * step
+                r.event("step", at, at + 10, step=step)
+                r.event("forward", at, at + 4 + 4 * step, step=step, mb=0)
+                r.step(step, tokens=100.0)
+        m = self.metrics_of(ranks)
+        self.assertEqual(m["steps"], 1)
+        self.assertAlmostEqual(m["runtime_s"], 10)
+        self.assertAlmostEqual(m["tokens_per_s_per_rank"], 100 / 10 / 2)
+        self.assertEqual([p["useful_s"] for p in m["per_rank"]], [4, 4])
+        self.assertAlmostEqual(m["step_split_s"]["rest of forward and backward"], 4)
+
+
 class SeveralRuns(RunTest):
     def test_side_by_side(self):
         a, b = known_run(self.folder / "a"), synthetic.training_run(self.folder / "b", straggler=1)
@@ -439,6 +500,31 @@ class KnownBudgets(RunTest):
         self.assertIn("sparsity", self.figures(run / "report"))
         self.assertIn("Sparse attention", self.body(run / "report"))
         self.assertFalse((run / "report" / "head_patterns.csv").exists(), "all heads are alike")
+
+    def test_the_mean_budget_counts_rings_not_ranks(self):
+        """A step of a ring of two ranks with a budget of 4, then one of a rank alone with 7."""
+        run = self.folder / "rings"
+        for step, (ranks, budget) in enumerate(((2, 4), (1, 7))):
+            mesh = {"cp_inner": ranks}
+            made = [Rank(r, ranks, mesh, {"cp_inner": r}, segment=step) for r in range(ranks)]
+            for r in made:
+                r.event("step", 10, 20, step=step)
+                r.budget(step, 0, 0, budget, 10, 100)
+            synthetic.write(run, made)
+        self.report(run, draw=False)
+        self.assertAlmostEqual(self.metrics(run / "report")["mean_budget"], 5.5)
+
+    def test_the_mean_budget_is_of_all_micro_batches(self):
+        """Budgets of 4 and 6 of one head."""
+        r = Rank(0, 1)
+        r.event("step", 0, 1, step=0)
+        r.budget(0, 0, 0, 4, 10, 100)
+        r.budget(0, 0, 0, 6, 10, 100)
+        run = synthetic.write(self.folder / "mean", [r])
+        self.report(run, draw=False)
+        self.assertAlmostEqual(self.metrics(run / "report")["mean_budget"], 5)
+        (row,) = self.table(run / "report", "budgets.csv")
+        self.assertEqual(float(row["budget"]), 5)
 
     def test_patterns_by_head(self):
         ranks = [Rank(r, 2, {"sp": 2}, {"sp": r}) for r in range(2)]

@@ -5,6 +5,8 @@ import subprocess
 import unittest
 
 import support
+import synthetic
+from synthetic import Rank, batch_plan
 
 MODEL = """[model]
 layers = 2
@@ -98,6 +100,33 @@ class SameFigures(support.RunTest):
         lengths = [1, 17, 33, 64, 64, 13, 250, 7, 1, 90, 5, 8, 3, 150, 44, 71]
         planned = self.ballast("pack", SAB, lengths, "--plans", "2")
         self.assertEqual(planned["packs"], sum(len(p["micro_batches"]) for p in planned["plans"]))
+
+
+class KnownPlans(support.RunTest):
+    """Ratios of plans by hand."""
+
+    def metrics_of(self, ranks, plan, **deck):
+        for r in ranks:
+            r.event("step", 0, 10, step=0)
+            r.plan("step", 1, 0, plan)
+        run = synthetic.write(self.folder / "r", ranks, **deck)
+        self.report(run, draw=False)
+        return self.metrics(run / "report")
+
+    def test_hbp_pads_to_the_smallest_group_that_holds_a_micro_batch(self):
+        """8 of 16 tokens are empty, and none of 240."""
+        deck = '[batching]\nmethod = "hbp"\ngroups = [16, 240]\ngroup_ranks = [1, 1]\n'
+        plan = batch_plan((0, 1, [8]), (0, 1, [240]))
+        m = self.metrics_of([Rank(0, 1, deck=deck)], plan, deck=deck)
+        self.assertAlmostEqual(m["pr"], 0.25)
+
+    def test_ranks_that_share_a_micro_batch_have_a_part_of_its_tokens_each(self):
+        """60 tokens over two ranks, and 10 and 20 of their own: 40 and 50, of which 10 of 2 x 50
+        are spent waiting."""
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        plan = batch_plan((0, 2, [60]), (0, 1, [10]), (1, 1, [20]))
+        plan["lanes"] = [{"micro_batches": [1, 0]}, {"micro_batches": [0, 2]}]
+        self.assertAlmostEqual(self.metrics_of(ranks, plan)["dbr"], 0.1)
 
 
 if __name__ == "__main__":

@@ -111,3 +111,14 @@ class Prediction(RunTest):
         m = json.loads((run / "report" / "metrics.json").read_text())
         self.assertAlmostEqual(m["predicted_schedule_s"], (2 + 5) / 2)
         self.assertAlmostEqual(m["schedule_s"], (2 + 4) / 2)
+
+    def test_the_time_of_a_stage_is_the_mean_of_its_replicas(self):
+        ranks = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        for r in ranks:
+            r.event("step", 0, 9, step=0)
+            r.event("forward", 0, 2 + 2 * r.rank, step=0, mb=0)
+            r.predicted("forward", 0, 2, step=0, mb=0)
+        run = synthetic.write(self.folder / "r", ranks)
+        self.report(run, draw=False)
+        (stage,) = self.metrics(run / "report")["predicted_stages"]
+        self.assertAlmostEqual(stage["busy"]["measured_s"], (2 + 4) / 2)

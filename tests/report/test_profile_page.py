@@ -63,6 +63,25 @@ class ProfilePage(RunTest):
         figures = self.figures(folder / "report", "")
         self.assertEqual((len(figures["latency"]), len(figures["predictions"])), (1, 3))
 
+    def test_numbers_of_the_page(self):
+        """The error of FLOPs is their own, and a link's latency is in microseconds."""
+        folder = profile(self.folder / "p")
+        self.report(folder)
+        text = self.body(folder / "report")
+        self.assertIn("FLOPs alone: median error 30.0 %", text)
+        self.assertIn("<td>3.00</td>", text)
+
+    def test_latencies_are_those_without_a_prefix(self):
+        """Dense forward and backward of 256 tokens: 2.048 ms each."""
+        folder = profile(self.folder / "p")
+        path = folder / "profile.json"
+        facts = json.loads(path.read_text())
+        facts["rows"].append({**facts["rows"][0], "prefix_tokens": 256, "median_s": 1.0})
+        path.write_text(json.dumps(facts))
+        self.report(folder)
+        (panel,) = self.figures(folder / "report", "")["latency"]
+        self.assertAlmostEqual(panel["data"][0]["y"][0], 2 * 2.048)
+
     def test_profiles_of_one_name_have_two_folders(self):
         (self.folder / "other").mkdir()
         paths = [profile(self.folder / "p"), profile(self.folder / "other" / "p")]

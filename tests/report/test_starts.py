@@ -72,6 +72,8 @@ class Continued(RunTest):
         shares = [float(row["useful / runtime"]) for row in rows]
         for share, value in zip(shares, (31 / 86, 48 / 86, 9 / 30, 12 / 30)):
             self.assertAlmostEqual(share, value)
+        # Of the slowest rank of both starts: 3 x 4 s, then 7 x 6 s.
+        self.assertAlmostEqual(float(rows[0]["useful / max useful"]), 31 / (3 * 4 + 7 * 6))
 
     def test_on_more_ranks(self):
         """Ranks that joined later did as much as the others of their steps."""
@@ -101,6 +103,42 @@ class Continued(RunTest):
         with open(run / "report" / "budgets.csv", newline="") as file:
             rows = [(r["step"], r["head"], r["overflow"]) for r in csv.DictReader(file)]
         self.assertEqual(rows, [("1", "0", "1"), ("1", "1", "1"), ("2", "0", "2"), ("2", "1", "2")])
+
+    def test_plans_that_were_given_up_do_not_count(self):
+        """Four steps of 1000 tokens, of which the last two ran again with 2000."""
+        run = self.folder / "run"
+        start(run, range(4), {}, [1], 10, batch_plan((0, 1, [1000])), 50)
+        start(run, range(2, 4), {}, [1], 10, batch_plan((0, 1, [2000])), 9)
+        self.assertAlmostEqual(self.numbers(run)["ave_t"], (2 * 1000 + 2 * 2000) / 4)
+
+    def test_tokens_a_second_are_over_ranks_without_a_trace_too(self):
+        """3072 tokens a step of 10 s, by two ranks."""
+        run = synthetic.known_run(self.folder / "known")
+        (run / "trace" / "trace_00001.h5").unlink()
+        self.assertAlmostEqual(self.numbers(run)["tokens_per_s_per_rank"], 3072 / 10 / 2)
+
+
+class StepsWithoutPlans(RunTest):
+    """A step counts where its ranks cannot have shared micro-batches."""
+
+    def notes(self, dp, batching):
+        deck = f"[mesh]\ndp = {dp}\n[batching]\n{batching}\n"
+        ranks = [Rank(r, dp, {"dp": dp}, {"dp": r}, deck=deck) for r in range(dp)]
+        for r in ranks:
+            r.event("step", 0, 1, step=0)
+            r.event("forward", 0, 1, step=0, mb=0)
+        run = synthetic.write(self.folder / f"run{len(deck)}", ranks, deck=deck)
+        self.report(run, draw=False)
+        return " ".join(self.metrics(run / "report")["notes"])
+
+    def test_one_replica_shares_with_no_other(self):
+        self.assertEqual(self.notes(1, 'method = "balanced"'), "")
+
+    def test_groups_of_one_rank_share_nothing(self):
+        self.assertEqual(self.notes(2, 'method = "hbp"\ngroup_ranks = [1, 1]'), "")
+
+    def test_balanced_replicas_may_have_shared(self):
+        self.assertIn("1 of 1 steps hold no plan", self.notes(2, 'method = "balanced"'))
 
 
 if __name__ == "__main__":

@@ -65,3 +65,15 @@ class KnownRecall(RunTest):
         self.report(synthetic.write(self.folder / "far", ranks, deck=deck))
         (note,) = self.metrics(self.folder / "far" / "report")["notes"]
         self.assertIn("0.760 of the observed queries' attention, and 0.680 of all", note)
+
+    def test_a_coverage_below_the_recall_is_noted_too(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 1, step=0)
+        parts = [0.5, 0.1, 0.1, 0.4, 0.1]
+        r.plan("recall", 2, 0, [[0, 0, -1, 0, 0, 8, 400, 0.9, 0, *parts]])
+        r.plan("coverage", 3, 0, [[0, 0, -1, 0, 4, 0.7, 1]])
+        deck = synthetic.DECK + '\n[attention]\npattern = "vertical_slash"\n'
+        run = synthetic.write(self.folder / "below", [r], deck=deck)
+        self.report(run, draw=False)
+        (note,) = self.metrics(run / "report")["notes"]
+        self.assertIn("hold 0.700 of the observed queries' attention, and 0.900 of all", note)

@@ -103,6 +103,50 @@ class Verdict(support.RunTest):
         self.assertEqual(found["changes"], [])
         self.assertIn("All ranks computed alike", found["ranks"][0])
 
+    def test_budget_tuning_is_arithmetic(self):
+        """2 s of tuning and 3 s of forward, of 10 s."""
+        r = Rank(0, 1)
+        r.event("step", 0, 10, step=0)
+        r.event("tuning", 0, 2, step=0)
+        r.event("forward", 2, 5, step=0, mb=0)
+        found = self.verdict(synthetic.write(self.folder / "run", [r]))
+        self.assertIn("50 % of the ranks' time is the model's arithmetic", found["headline"])
+
+    def causes(self, mesh, places, busy):
+        """What is said of ranks at `places` that compute `busy` seconds of a step of 20."""
+        ranks = [Rank(r, len(busy), mesh, at) for r, at in enumerate(places)]
+        for r, seconds in zip(ranks, busy):
+            r.event("step", 0, 20, step=0)
+            r.event("forward", 0, seconds, step=0, mb=0)
+        found = self.verdict(synthetic.write(self.folder / "run", ranks))
+        return " ".join(found["ranks"])
+
+    def test_a_coordinate_that_every_rank_has_alone_explains_nothing(self):
+        places = [{"dp": d} for d in range(4)]
+        said = self.causes({"dp": 4}, places, (1, 3, 5, 7))
+        self.assertNotIn("difference follows", said)
+
+    def test_a_coordinate_that_explains_little_is_not_told(self):
+        """Of dp, means of 8 and 12 s: 4 x 2^2 of 4 x (2^2 + 3^2); of pp, nothing."""
+        places = [{"dp": d, "pp": p} for d in range(2) for p in range(4)]
+        busy = (5, 11, 11, 5, 15, 9, 9, 15)
+        said = self.causes({"dp": 2, "pp": 4}, places, busy)
+        self.assertNotIn("difference follows", said)
+
+    def test_a_coordinate_that_explains_most_is_told(self):
+        """Of dp, means of 8 and 12 s: 4 x 2^2 of 4 x (2^2 + 1^2)."""
+        places = [{"dp": d, "pp": p} for d in range(2) for p in range(4)]
+        busy = (7, 9, 9, 7, 13, 11, 11, 13)
+        said = self.causes({"dp": 2, "pp": 4}, places, busy)
+        self.assertIn("The difference follows dp: it explains 80 % of it", said)
+
+    def test_memory_that_a_change_saves_is_told(self):
+        import advice
+        import verdict
+
+        change = advice.Change({"a": 1}, "b", 0.1, (1.0, 0.9), (2**30, 2**29))
+        self.assertIn("memory of the fullest rank 1 to 0.5 GiB", verdict.told(change))
+
 
 class Simulator(support.RunTest):
     def test_defaults_of_an_effective_deck_are_not_given(self):

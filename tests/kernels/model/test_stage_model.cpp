@@ -550,5 +550,6 @@ TEST(Model, EventsNameLayersAndFlops) {
   EXPECT_DOUBLE_EQ(flops, setup.shape.training_flops(9, 0));
 }
 
+
 }  // namespace
 }  // namespace ballast

@@ -484,9 +484,10 @@ TEST_F(Choice, MobaTakesTheBlocksWithTheHighestScores) {
     }
 }
 
-TEST_F(Choice, XAttentionKeepsTheThresholdOfEveryRowOfBlocks) {
-  SCOPED_TRACE(draw.trace());
-  const AttentionOptions options = options_of("xattention");
+/// `threshold`: of a row's mass, which the sink block or the own one need not be part of.
+void expect_thresholds(SharedDraw& draw, double threshold) {
+  AttentionOptions options = options_of("xattention");
+  options.xattention_threshold = threshold;
   const Data data({1000, 200, 387}, options, draw);  // one ends with padding behind three tokens
   const std::int64_t n = data.batch.axis_tokens(), width = options.xattention_block,
                      stride = options.xattention_stride;
@@ -533,6 +534,11 @@ TEST_F(Choice, XAttentionKeepsTheThresholdOfEveryRowOfBlocks) {
         }
       }
     }
+}
+
+TEST_F(Choice, XAttentionKeepsTheThresholdOfEveryRowOfBlocks) {
+  SCOPED_TRACE(draw.trace());
+  for (const double threshold : {0.6, 0.01}) expect_thresholds(draw, threshold);
 }
 
 }  // namespace

@@ -1,0 +1,92 @@
+"""Figures of `ballast check` that follow from a deck by hand: what packs that ranks share count as,
+what hops carry, what a rank keeps of the optimizer, all ranks' memory, simulated steps."""
+import json
+import re
+import unittest
+
+from runs import RunCase
+
+LENGTHS = [1500, 100, 300, 2000, 500, 100, 1500, 300, 1500, 2000, 100, 300, 500, 1500, 100, 2000]
+DECK = f"""[run]
+seed = 1
+steps = 2
+precision = "bf16"
+backend = "cuda"
+[mesh]
+dp = 4
+cp_inner = 2
+pp = 2
+[model]
+layers = 4
+hidden = 64
+intermediate = 128
+query_heads = 4
+kv_heads = 2
+head_dim = 64
+vocabulary = 512
+[data]
+source = "lengths"
+lengths = {LENGTHS}
+[batching]
+method = "hbp"
+groups = [512, 2048]
+group_ranks = [1, 2]
+micro_batch_tokens = 512
+global_samples = 8
+"""
+LAYER = 2 * 64 + 64 * (2 * 256 + 2 * 128) + 3 * 64 * 128  # norms, attention, MLP
+
+
+class CheckFigures(RunCase):
+    def check(self, *keys):
+        deck, twin = self.out("deck.toml"), self.out("check.json")
+        with open(deck, "w") as file:
+            file.write(DECK)
+        done = self.run_ballast(1, "check", deck, *keys, "--json", twin)
+        with open(twin) as file:
+            return json.load(file), done.stdout
+
+    def test_packs_that_two_replicas_share(self):
+        facts, text = self.check()
+        # 8 samples on 4 replicas, each sample on two of them.
+        self.assertEqual(facts["micro_batches"], 8 * 2 // 4)
+        # Of 2048 tokens half, of two heads one: two rings of two.  Gradients travel in fp32.
+        elements = 2 * 1024 * 1 * 64
+        self.assertEqual(facts["ring"]["kv_hop_bytes"], 2 * elements)
+        self.assertEqual(facts["ring"]["dkv_hop_bytes"], 4 * elements)
+        # The embedding before the first layers; the last norm and the head after the last ones.
+        stages = [2 * LAYER + 512 * 64, 2 * LAYER + 64 + 512 * 64]
+        self.assertEqual([stage["parameters"] for stage in facts["stages"]], stages)
+        shards = [stage["shard_parameters"] for stage in facts["stages"]]
+        self.assertEqual(shards, [size // (4 * 2) for size in stages])
+        # Each stage is held by 4 x 2 ranks.
+        total = sum(8 * stage["memory"]["total_bytes"] for stage in facts["stages"])
+        told = re.search(r"all 16 ranks at most ([\d.]+) GiB", text)
+        self.assertAlmostEqual(float(told[1]), total / 2**30, delta=0.06)
+
+    def test_a_rate_of_simulated_steps_is_of_their_whole_time(self):
+        facts, _ = self.check("--steps", "2", "--plans", "2")
+        simulated = facts["simulated"]
+        self.assertEqual(simulated["steps"], 2)
+        tokens = [
+            sum(end - begin for m in plan["micro_batches"] for _, begin, end, _ in m["segments"])
+            for plan in facts["plans"]
+        ]
+        self.assertEqual(sum(tokens), sum(LENGTHS))
+        rate = sum(tokens) / (2 * simulated["step_s"])
+        self.assertAlmostEqual(simulated["tokens_per_s"] / rate, 1, places=9)
+
+    def test_a_sample_that_a_pattern_computes_whole_shows_no_drift(self):
+        keys = ["attention.pattern=moba", "attention.moba_block=64", "attention.moba_top_k=2"]
+        keys += ["trace.recall_every=1", "trace.recall_drift=true", "data.validation_share=0.25"]
+        keys += ["batching.method=packed", "run.backend=host", "run.precision=fp32"]
+        lengths = "data.lengths=[{0},{0},{0},{0},{0},{0},{0},{0}]"
+        self.check(*keys, lengths.format(129))
+        done = self.run_ballast(
+            1, "check", self.out("deck.toml"), *keys, lengths.format(128), status=1
+        )
+        self.assertIn("needs a held-out sample of more than 128 tokens", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
