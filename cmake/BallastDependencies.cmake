@@ -9,6 +9,10 @@ find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(ZLIB REQUIRED)
 
+if(CMAKE_BINARY_DIR MATCHES " ")
+  message(FATAL_ERROR "The path of the build folder '${CMAKE_BINARY_DIR}' has a space, which "
+          "HDF5's compiler wrapper does not bear; build elsewhere: cmake -B /path/without/space")
+endif()
 set(HDF5_PREFER_PARALLEL ON)
 find_package(HDF5 REQUIRED COMPONENTS C)
 if(NOT HDF5_IS_PARALLEL)

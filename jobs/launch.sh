@@ -26,15 +26,18 @@ ballast_setup() {
     [ -f "$profile" ] || profile=$ballast_root/jobs/profiles/$BALLAST_PROFILE.sh
     [ -f "$profile" ] || ballast_stop "profile '$BALLAST_PROFILE' is neither a file nor one of: $(
       ls "$ballast_root/jobs/profiles")"
+    # What a site's modules and environments source need not bear this script's -e and -u.
+    set +u
     # shellcheck source=/dev/null
-    . "$profile"
+    . "$profile" || echo "# profile $profile ended with status $?"
+    set -u
   fi
   program=
   if [ -n "${BALLAST_PROGRAM:-}" ]; then
     program=$(type -P "$BALLAST_PROGRAM") || ballast_stop "no program '$BALLAST_PROGRAM'" \
       "(BALLAST_PROGRAM); name an executable by its path, or one on PATH"
   fi
-  for build in build build-host build-cuda; do
+  for build in build build-host build-cuda ../..; do  # the last: of an installation
     if [ -z "$program" ] && [ -x "$ballast_root/$build/bin/ballast" ]; then
       program=$ballast_root/$build/bin/ballast
     fi
@@ -46,23 +49,50 @@ ballast_setup() {
   local cpus=${SLURM_CPUS_PER_TASK:-1}
   export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-$cpus}
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cpus}
+  # Since Slurm 22.05 srun does not take the CPUs of a task from the job.
+  [ "$cpus" = 1 ] || export SRUN_CPUS_PER_TASK=${SRUN_CPUS_PER_TASK:-$cpus}
 }
 
-# ballast_requeue RUN_FOLDER WHY: puts the job back into the queue, unless it is being cancelled or
-# was there too often.
+# ballast_record [TRIES]: sets `job`, as scontrol names this job, `restarts` and `state` by Slurm's
+# record, which is asked so often, 5 s apart; without an answer by the environment, with the state
+# `unknown`.  A job that an element of an array submits has that element's variables.
+ballast_record() {
+  local tries=${1:-1} record=''
+  until record=$(scontrol -o show job "$SLURM_JOB_ID" 2>/dev/null |
+    grep -m 1 "^JobId=$SLURM_JOB_ID "); do
+    tries=$((tries - 1))
+    [ "$tries" -gt 0 ] || break
+    sleep 5
+  done
+  field() { sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<" $record"; }
+  # One element of an array has the array's own number as its SLURM_JOB_ID, and scontrol takes that
+  # number for all elements; ARRAY_ELEMENT means one.
+  local array element
+  array=$(field ArrayJobId) element=$(field ArrayTaskId)
+  restarts=$(field Restarts) state=$(field JobState)
+  if [ -z "$record" ]; then
+    array=${SLURM_ARRAY_JOB_ID:-} element=${SLURM_ARRAY_TASK_ID:-}
+  fi
+  job=${array:+${array}_$element}
+  job=${job:-$SLURM_JOB_ID}
+  restarts=${restarts:-${SLURM_RESTART_COUNT:-0}} state=${state:-unknown}
+}
+
+# ballast_requeue WHY: puts the job back into the queue, unless it is being cancelled or was there
+# too often; else prints `again`, the command that continues its run.
 ballast_requeue() {
-  local run=$1 why=$2 restarts=${SLURM_RESTART_COUNT:-0} state
-  # A job that is being cancelled must stay cancelled.
-  state=$(scontrol show job "$job" 2>/dev/null |
-    sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | sed -n 1p) || state=unknown
+  local why=$1 job restarts state
+  ballast_record 7  # a controller that fails over is away for some time
+  # A job that is being cancelled must stay cancelled; one that Slurm ends to start it again later
+  # is in the queue by now.
   if [ "$state" != RUNNING ]; then
-    echo "# job $job is $state: not requeued; continue with BALLAST_RESUME=1 BALLAST_RUN=$run"
+    echo "# job $job is $state: not requeued; unless squeue shows it again, continue with: $again"
   elif [ "$restarts" -ge "${BALLAST_MAX_RESTARTS:-50}" ]; then
     echo "# job $job was restarted $restarts times (BALLAST_MAX_RESTARTS): not requeued"
   else
     echo "# job $job $why: requeued"
     scontrol requeue "$job" ||
-      echo "# job $job was not requeued: continue with BALLAST_RESUME=1 BALLAST_RUN=$run"
+      echo "# job $job was not requeued: continue with: $again"
   fi
 }
 
@@ -89,27 +119,28 @@ ballast_arguments() {
 # ranks; a restarted job continues from its newest checkpoint, else as it began.  Ends the script
 # with the run's status.
 ballast_train() {
-  local run=$1 restarts=${SLURM_RESTART_COUNT:-0} status=0 resume arguments
-  # One element of an array has the array's own number as its SLURM_JOB_ID, and scontrol takes that
-  # number for all elements; ARRAY_ELEMENT means one.
-  local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-  job=${job:-$SLURM_JOB_ID}
+  local run=$1 status=0 resume arguments job restarts state again
   shift
   ballast_arguments "$@"
+  ballast_record
+  printf -v again ' %q' "BALLAST_RUN=$run" sbatch "$ballast_root/jobs/train.sbatch" \
+    "${arguments[@]}"
+  again=BALLAST_RESUME=1$again
   # A run that began from another checkpoint has none of its own until it writes one.
   if { [ "$restarts" -gt 0 ] || [ "${BALLAST_RESUME:-0}" = 1 ]; } &&
     { [ ${#resume[@]} -eq 0 ] || ls "$run"/checkpoints/step_*.h5 >/dev/null 2>&1; }; then
     resume=(-r latest)
   fi
   if [ -n "$warned" ]; then
-    ballast_requeue "$run" "was warned before its start"
+    ballast_requeue "was warned before its start"
     exit 75
   fi
   echo "# job $job start $((restarts + 1)) on ${SLURM_JOB_NODELIST:-?}:" \
     "ballast train ${arguments[*]} -d $run ${resume[*]}"
   # Ranks leave together; --wait ends one that stands still after MPI's end, which no rank sees.
+  # Of what this script and the profile export a job of `sbatch --export` would pass on nothing.
   # shellcheck disable=SC2086
-  srun --mpi="${BALLAST_MPI_TYPE:-pmi2}" --kill-on-bad-exit=1 --wait=120 \
+  srun --export=ALL --mpi="${BALLAST_MPI_TYPE:-pmi2}" --kill-on-bad-exit=1 --wait=120 \
     ${BALLAST_SRUN_FLAGS:-} \
     "$program" train "${arguments[@]}" -d "$run" "${resume[@]}" &
   srun_pid=$!
@@ -120,9 +151,9 @@ ballast_train() {
   wait "$srun_pid" || status=$?
   trap '' USR1 TERM  # a second warning must not end the script before the job is back in the queue
   if [ "$status" = 75 ]; then
-    ballast_requeue "$run" "stopped early with a checkpoint"
+    ballast_requeue "stopped early with a checkpoint"
   elif [ -n "$warned" ] && [ "$status" = $((128 + $(kill -l USR1))) ]; then
-    ballast_requeue "$run" "was warned before its ranks listened"
+    ballast_requeue "was warned before its ranks listened"
     status=75
   fi
   exit "$status"

@@ -19,11 +19,21 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def built():
+    """The program of this tree or installation, else the one on PATH."""
+    for folder in ("build", "build-host", "build-cuda", "../.."):
+        program = ROOT / folder / "bin/ballast"
+        if program.exists():
+            return str(program.resolve())
+    return shutil.which("ballast") or str(ROOT / "build/bin/ballast")
 
 
 def arguments():
@@ -37,11 +47,14 @@ def arguments():
     parser.add_argument("--ranks", type=int, default=1, help="of each run")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/matrix"))
-    parser.add_argument("--program", default=str(ROOT / "build/bin/ballast"))
+    parser.add_argument("--program", default=built())
     parser.add_argument("--launcher", default=os.environ.get("BALLAST_MPIEXEC", "mpiexec"))
     args = parser.parse_intermixed_args()
     if args.ranks < 1 or args.jobs < 1:
         parser.error("--ranks and --jobs must be at least 1")
+    for program in [args.program] + [args.launcher] * (args.ranks > 1):
+        if shutil.which(program) is None:
+            parser.error(f"no program '{program}'; build it (jobs/setup.sh) or name another")
     if any(o.startswith("run.seed=") for o in args.overrides):
         parser.error("run.seed among the overrides makes all seeds one run: give --seeds")
     return args
@@ -54,8 +67,8 @@ def plain(name):
 def read_deck(path):
     """The deck and the names of its cases, no two of which share a folder."""
     try:
-        deck = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        deck = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
         sys.exit(f"matrix.py: {path}: {error}")
     names = [case["name"] for case in deck.get("case", []) if "name" in case]
     if not names:

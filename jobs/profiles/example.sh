@@ -4,13 +4,14 @@
 # BALLAST_PROFILE, so that the job loads the same modules.
 #
 #   . jobs/profiles/example.sh
-#   sbatch --nodes=2 jobs/train.sbatch inputs/quickstart.toml run.backend=cuda
+#   sbatch --nodes=2 --ntasks-per-node=8 --cpus-per-task=12 jobs/train.sbatch \
+#     inputs/quickstart.toml run.backend=cuda mesh.dp=8
 export SBATCH_PARTITION=gpu
 export SBATCH_GPUS_PER_NODE=8
 export BALLAST_PROFILE=example
 export BALLAST_MPI_TYPE=pmi2
 # One rank a GPU, chosen by local rank, so each rank must see all GPUs of its node.
-export BALLAST_SRUN_FLAGS="--ntasks-per-node=8 --cpus-per-task=12 --gpu-bind=none"
+export BALLAST_SRUN_FLAGS="--gpu-bind=none"
 # NCCL between nodes; NVLink multicast is left off.
 export NCCL_NVLS_ENABLE=0
 if command -v module >/dev/null; then

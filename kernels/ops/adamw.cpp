@@ -123,7 +123,7 @@ double squares(const Tensor& x_) {
 
 void adamw_step(AdamWState& state, const Tensor& gradient, double gradient_scale,
                 double learning_rate, std::int64_t step, const AdamWOptions& options,
-                Tensor& values, Queue queue) {
+                Tensor& values, [[maybe_unused]] Queue queue) {
   const std::int64_t n = values.numel();
   require(state.master.numel() == n && state.moment1.numel() == n && state.moment2.numel() == n &&
               state.decay.numel() % 2 == 0 && gradient.numel() == n,

@@ -129,6 +129,7 @@ cat >"$folder/slurm/srun" <<'STAND_IN'
 trap '' USR1
 printf ' %s' srun "$@" >>"$CALLS"
 echo >>"$CALLS"
+echo "cpus of a task: ${SRUN_CPUS_PER_TASK:-}" >>"$CALLS"
 [ -z "$SRUN_WARNS" ] || kill -USR1 "$PPID"
 exit "${SRUN_STATUS:-0}"
 STAND_IN
@@ -136,7 +137,13 @@ cat >"$folder/slurm/scontrol" <<'STAND_IN'
 #!/bin/sh
 echo "scontrol $*" >>"$CALLS"
 [ -z "$SCONTROL_FAILS" ] || exit 1
-[ "$1" != show ] || printf '   JobState=RUNNING\n   Command=%s\n' "$SLURM_COMMAND"
+array=${SLURM_ARRAY_JOB_ID:+ ArrayJobId=$SLURM_ARRAY_JOB_ID ArrayTaskId=$SLURM_ARRAY_TASK_ID}
+case $1 in
+  show) printf '   Command=%s\n' "$SLURM_COMMAND" ;;
+  -o) printf 'JobId=%s%s JobName=x Restarts=%s JobState=%s\n' "$SLURM_JOB_ID" \
+    "${RECORD_ARRAY-$array}" "${RECORD_RESTARTS:-$SLURM_RESTART_COUNT}" \
+    "${RECORD_STATE:-RUNNING}" ;;
+esac
 STAND_IN
 printf '#!/bin/sh\necho "ballast-report $*"\n' >"$folder/slurm/ballast-report"
 printf '#!/bin/sh\n' >"$folder/slurm/ballast"
@@ -168,8 +175,37 @@ printf 'kill() { builtin kill "$@" && sleep 0.3; }\n' >"$folder/late.sh"
 check "train.sbatch has srun's status where a signal comes as it leaves" 75 'requeued' \
   batch BALLAST_PROFILE="$folder/late.sh" SRUN_WARNS=1 SRUN_STATUS=75 "$train" a.toml
 check "  and requeues the job" 0 '^scontrol requeue 7$' called
+echo 'sleep() { echo "slept $1"; }' >"$folder/quick.sh"
 check "train.sbatch has srun's status where Slurm does not answer" 75 'is unknown: not requeued' \
-  batch SCONTROL_FAILS=1 SRUN_STATUS=75 "$train" a.toml
+  batch BALLAST_PROFILE="$folder/quick.sh" SCONTROL_FAILS=1 SRUN_STATUS=75 "$train" a.toml
+check "  after some tries" 75 '^slept 5$' \
+  batch BALLAST_PROFILE="$folder/quick.sh" SCONTROL_FAILS=1 SRUN_STATUS=75 "$train" a.toml
+check "train.sbatch says how a job goes on that it does not requeue" 75 \
+  "is COMPLETING: .*: BALLAST_RESUME=1 BALLAST_RUN=.*a-7 sbatch $train a.toml run.name=.\"a\\\\ b" \
+  batch RECORD_STATE=COMPLETING SRUN_STATUS=75 "$train" a.toml 'run.name="a b"'
+check "a job that an array's element submitted stops early" 75 '# job 7 stopped early' \
+  batch SLURM_ARRAY_JOB_ID=79 SLURM_ARRAY_TASK_ID=0 RECORD_ARRAY= SRUN_STATUS=75 "$train" a.toml
+check "  and requeues itself" 0 '^scontrol requeue 7$' called
+check "  an element requeues itself alone" 75 '# job 79_4 stopped early' \
+  batch SLURM_ARRAY_JOB_ID=79 SLURM_ARRAY_TASK_ID=4 SRUN_STATUS=75 "$train" a.toml
+check "  by its name" 0 '^scontrol requeue 79_4$' called
+check "a job that a restarted one submitted begins anew" 0 '# job 7 start 1 ' \
+  batch SLURM_RESTART_COUNT=2 RECORD_RESTARTS=0 "$train" a.toml
+check "  without a checkpoint" 0 '/runs/a-7$' called
+check "ranks have what the script and the profile export" 0 '' batch "$train" a.toml
+check "  whatever sbatch was told" 0 '^ srun --export=ALL ' called
+check "tasks of several CPUs keep them" 0 '' batch SLURM_CPUS_PER_TASK=3 \
+  "$train" a.toml
+check "  under srun" 0 '^cpus of a task: 3$' called
+printf 'false\n[ -n "$NO_SUCH_NAME" ]\n' >"$folder/site.sh"
+check "a profile's commands may fail" 0 'site.sh ended with status 1$' \
+  batch BALLAST_PROFILE="$folder/site.sh" "$train" a.toml
+check "  and the ranks start" 0 'train a.toml' called
+for script in train sweep report; do
+  check "$script.sbatch refuses a BALLAST_ROOT that is no tree" 1 'BALLAST_ROOT=/none has no' \
+    batch BALLAST_ROOT=/none SLURM_ARRAY_TASK_ID=0 SLURM_ARRAY_JOB_ID=7 \
+    "$root/jobs/$script.sbatch" "$folder/plain.toml"
+done
 printf 'kill -USR1 $$\n' >"$folder/slow.sh"
 check "train.sbatch takes a warning while the profile is loaded" 75 'before its start: requeued' \
   batch BALLAST_PROFILE="$folder/slow.sh" "$train" a.toml
@@ -245,6 +281,11 @@ done
 check "sweep starts a case with a quote in its name" 0 '' sweep_of 1 inline.toml run.steps=3
 check "  as it is written" 0 \
   'train inline.toml --case a"b run.steps=3 -d .*/runs/inline-a"b-7$' called
+printf '[[case]]\nname = "../up/x"\n' >"$folder/area/slashed.toml"
+check "sweep starts a case with slashes in its name" 0 '' sweep_of 0 slashed.toml
+check "  in a folder beside the others" 0 '/area/runs/slashed-.._up_x-7$' called
+check "a sweep without --array prints a line that can be used" 1 \
+  '^sbatch --array=0-0 jobs/sweep.sbatch one/x.toml$' batch "$sweep" one/x.toml
 printf '[[case]]\nx = "name"\n' >"$folder/area/nameless.toml"
 printf '[[case]\nname = "x"\n' >"$folder/area/broken.toml"
 for deck in nameless broken; do

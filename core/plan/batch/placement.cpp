@@ -322,12 +322,15 @@ class Placer {
   void even_out(std::vector<std::vector<std::uint32_t>>& samples,
                 std::set<std::pair<double, std::size_t>>& ends) const {
     while (ends.size() > 1) {
-      const auto [latest, from] = *ends.rbegin();
+      // Plain variables: Clang before 16 captures no structured bindings.
+      const double latest = ends.rbegin()->first;
+      const std::size_t from = ends.rbegin()->second;
       auto other = ends.begin();
       bool exchanged = false;
       for (int tried = 0; tried < kPartners && other->second != from && !exchanged;
            ++tried, ++other) {
-        const auto [earliest, to] = *other;
+        const double earliest = other->first;
+        const std::size_t to = other->second;
         exchanged = exchange(samples[from], samples[to], latest - earliest, [&](double moved) {
           ends.erase({latest, from}), ends.erase({earliest, to});
           ends.emplace(latest - moved, from), ends.emplace(earliest + moved, to);

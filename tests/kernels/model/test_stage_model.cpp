@@ -550,6 +550,5 @@ TEST(Model, EventsNameLayersAndFlops) {
   EXPECT_DOUBLE_EQ(flops, setup.shape.training_flops(9, 0));
 }
 
-
 }  // namespace
 }  // namespace ballast
