@@ -8,7 +8,7 @@ enum class StopReason { none, wall_time, user_signal, interrupt, hang_up, termin
 /// "wall-time limit", "SIGUSR1", "SIGINT", "SIGHUP", "SIGTERM"; "" for none.
 const char* name(StopReason reason);
 
-/// Seconds since this process started.
+/// Seconds since this process had its libraries loaded.
 double process_seconds();
 
 /// From now on SIGTERM, SIGUSR1 and SIGINT only set a flag that agreed_stop reads; a second SIGINT,

@@ -136,7 +136,12 @@ CudaDevice::CudaDevice(int local_rank) {
   const int count = device_count(why);
   require(count > 0, "run.backend = \"cuda\": {}; use run.backend = \"host\" here", why);
   index_ = local_rank % count;
-  check(cudaSetDevice(index_), "cudaSetDevice");
+  const cudaError_t opened = cudaSetDevice(index_);
+  require(
+      opened != cudaErrorMemoryAllocation,
+      "CUDA: GPU {} has no memory left for another process; `nvidia-smi` lists those that use it",
+      index_);
+  check(opened, "cudaSetDevice");
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties");
   description_ = fmt::format("{} #{} (sm_{}{}, {} GiB)", properties.name, index_, properties.major,
