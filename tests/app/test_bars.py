@@ -94,6 +94,24 @@ class Bars(RunCase):
             figures["vertical slash 128K, backward, x MTraining's kernels"][0], 2.92
         )
 
+    def test_predictions_are_read_from_the_log_of_a_run(self):
+        """The screen has no seconds of schedules; the first step warms up."""
+        out = self.out("bars")
+        run = os.path.join(out, "prediction", "run-run chunks K 4")
+        os.makedirs(run)
+        with open(run[: -len("/run-run chunks K 4")] + "/run chunks K 4.txt", "w") as file:
+            file.write("step 2/4  loss 1.5\n")
+        with open(os.path.join(run, "log.txt"), "w") as file:
+            for step, predicted in ((1, 9), (2, 0.8), (3, 1.1), (4, 1.05)):
+                file.write(
+                    f"step={step} loss=1.5 schedule_s=1.0 predicted_schedule_s={predicted} x=1\n"
+                )
+        self.run_bars("--again", "--gpus", "2", "--out", out, "prediction", code=1)
+        with open(os.path.join(out, "figures.json")) as file:
+            figures = {f["what"]: f["value"] for f in json.load(file)}
+        self.assertAlmostEqual(figures["predicted step time, median error"], 0.1)
+        self.assertAlmostEqual(figures["chunks K 4: predicted / measured, median of steps"], 1.05)
+
     def test_a_ring_stands_beside_its_peer(self):
         folder = os.path.join(self.out("bars"), "ring")
         os.makedirs(folder)

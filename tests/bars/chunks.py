@@ -1,5 +1,4 @@
 """Bars of chunks and pipelines: memory, ChunkFlow Figure 8 and predicted schedules."""
-import re
 import statistics
 
 from results import Command, Figure, deck, ratio
@@ -264,15 +263,7 @@ def prediction_commands(s):
 def prediction_figures(r):
     errors, figures = [], []
     for name in r.names("run "):
-        pairs = [
-            (float(m), float(p))
-            for m, p in re.findall(
-                r"^step=.*?\bschedule_s=([0-9.e+-]+) predicted_schedule_s=([0-9.e+-]+)",
-                r.text(name),
-                re.M,
-            )
-        ][1:]
-        mine = [p / m for m, p in pairs if m > 0]
+        mine = [p / m for m, p in r.schedule_times("run-" + name)[1:] if m > 0]
         if mine:
             figures.append(
                 Figure(

@@ -127,6 +127,11 @@ class Results:
         pattern = rf"^step=.*?\b{key}=([0-9.e+-]+)"
         return [float(v) for v in re.findall(pattern, self.run_log("run-" + name), re.M)]
 
+    def schedule_times(self, run):
+        """(measured, predicted) seconds of the schedules of every step of a run folder."""
+        pattern = r"^step=.*?\bschedule_s=([0-9.e+-]+) predicted_schedule_s=([0-9.e+-]+)"
+        return [tuple(map(float, p)) for p in re.findall(pattern, self.run_log(run), re.M)]
+
     def run_log(self, run):
         """log.txt of a run folder: the screen has less."""
         return self.text(os.path.join(run, "log"))

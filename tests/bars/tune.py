@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import random
-import re
 import statistics
 import subprocess
 import tempfile
@@ -163,14 +162,10 @@ def tune_commands(s):
 def times(r, name):
     """Medians of the measured and predicted seconds of a run's schedules; None where there are
     none."""
-    pairs = re.findall(
-        r"^step=.*?\bschedule_s=([0-9.e+-]+) predicted_schedule_s=([0-9.e+-]+)",
-        r.run_log(name),
-        re.M,
-    )[WARM:]
+    pairs = r.schedule_times(name)[WARM:]
     if not pairs:
         return None
-    return tuple(statistics.median(float(p[i]) for p in pairs) for i in (0, 1))
+    return tuple(statistics.median(p[i] for p in pairs) for i in (0, 1))
 
 
 def ordered(runs):
