@@ -92,7 +92,7 @@ class Profile(RunCase):
         keys += ["model.hidden=192", "model.intermediate=512", "profile.repeats=9"]
         keys += ["profile.held_out=9", "profile.prefixes=[]"]
         tries = []
-        while len(tries) < 3 and not any(0.4 < ratio < 1.25 for ratio in tries):
+        while len(tries) < 6 and not any(0.4 < ratio < 1.25 for ratio in tries):
             folder = self.out(f"try{len(tries)}")
             self.run_ballast(2, "profile", DECK, *keys, "-d", folder, "--json", twin)
             with open(twin) as f:
