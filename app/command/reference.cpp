@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 #include <span>
 
@@ -29,7 +30,10 @@ void add_pairs(Session& session, StepPlanner& planner, const PairObjective& obje
   const StepPlan plan = planner.evaluation(samples);
   const std::vector<MicroBatch> mine = plan.list(session.mesh.at.dp);
   ChunkStores stores = session.chunk_stores(plan);
-  const auto prepare = [&](int m) { return session.prepare(plan, m, 0, stores.at(m)); };
+  const auto prepare = [&](int m) {
+    return session.prepare(plan, m, 0, stores.at(m),
+                           session.tuning ? session.tuning->base_policy() : nullptr);
+  };
   const auto take = [&](int m, const LocalBatch& local, const StageOutput& output) {
     const auto found = objective.log_probabilities(mine[m], local.segment, output.token_loss);
     if (!objective.speaks(mine[m])) return;
@@ -48,7 +52,11 @@ int reference_command(const CommandLine& line) {
   check_all(world, trains_pairs(config) && !config.dpo.reference_free,
             "reference needs loss.kind = \"dpo\" and dpo.reference, the file to write");
   together(world, [&] {
-    if (world.rank() == 0) check_reference_target(config);
+    if (world.rank() != 0) return;
+    require(line.json.empty() || std::filesystem::weakly_canonical(line.json) !=
+                                     std::filesystem::weakly_canonical(config.dpo.reference),
+            "--json {}: this is dpo.reference; choose another name", line.json);
+    check_reference_target(config);
   });
   Session session(world, config);
   session.recorder.enabled = false;

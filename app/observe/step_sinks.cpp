@@ -10,6 +10,7 @@
 
 #include "app/observe/step_figures.hpp"
 #include "core/base/error.hpp"
+#include "io/files/text_file.hpp"
 
 namespace ballast {
 namespace {
@@ -156,7 +157,9 @@ void JsonSink::evaluation(const EvaluationFigures& figures) {
   summary_["validation_loss"] = figures.scalars.at("validation_loss");
 }
 
-JsonLinesSink::JsonLinesSink(const std::string& file) : file_(file), out_(file, std::ios::app) {
+JsonLinesSink::JsonLinesSink(const std::string& file) : file_(file) {
+  drop_torn_line(file);
+  out_.open(file, std::ios::app);
   require(out_.good(), "{} cannot be written", file_);
 }
 

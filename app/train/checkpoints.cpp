@@ -62,7 +62,9 @@ Checkpoints::Checkpoints(Session& session, ShardedOptimizer& optimizer, Options 
   const AdamWState& state = optimizer_.state();
   const auto bytes =
       static_cast<double>(state.master.bytes() + state.moment1.bytes() + state.moment2.bytes());
-  longest_s_ = session_.mesh.world.all_reduce(bytes) / kAssumedRate;
+  // Under ZeRO 0 every rank holds all, and one writes it.
+  const bool writes = session_.config.optimizer.zero > 0 || session_.mesh.replica.rank() == 0;
+  longest_s_ = session_.mesh.world.all_reduce(writes ? bytes : 0.0) / kAssumedRate;
 }
 
 void Checkpoints::restore_best(const CheckpointState& state) {
@@ -108,11 +110,15 @@ void Checkpoints::after_step(const CheckpointState& state, bool due) {
 }
 
 void Checkpoints::finish(const CheckpointState& state, bool wanted) {
+  // What was judged best stays so if only a later try saves it: no evaluation follows.
+  const std::optional<BestCheckpoint> judged =
+      best_ && best_->step == state.step ? best_ : std::nullopt;
   settle(writer_.finish());
   // Storage that is full or away may be back soon, and after the last attempt all is lost.
   constexpr double kFirstPause = 1, kLongestPause = 8, kMostPauses = 30;
   double pause_s = kFirstPause, left_s = kMostPauses;
-  while (wanted && saved_step_ != state.step) {
+  while ((wanted || failures_ > 0) && saved_step_ != state.step) {
+    if (judged) best_ = judged;
     start(state);
     settle(writer_.finish());
     if (saved_step_ == state.step) break;

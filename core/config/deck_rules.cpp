@@ -108,6 +108,23 @@ void fp8_rules(const Config& config, Rules& rules) {
                           side));
 }
 
+/// What kernels/cuda/ops reads rows by.
+void cuda_width_rules(const ModelShape& shape, Rules& rules) {
+  constexpr std::int64_t kElements = 8, kWidest = 16384;
+  for (const auto& [key, width] : {std::pair{"model.hidden", shape.hidden},
+                                   std::pair{"model.intermediate", shape.intermediate}})
+    if (width % kElements != 0)
+      rules.add({key, "run.backend"},
+                fmt::format("{} = {}: rows on CUDA are read {} elements at a time", key, width,
+                            kElements),
+                "choose a multiple of 8, or run.backend = \"host\"");
+  if (shape.hidden > kWidest)
+    rules.add(
+        {"model.hidden", "run.backend"},
+        fmt::format("model.hidden = {}: norms on CUDA take at most {}", shape.hidden, kWidest),
+        "or run.backend = \"host\"");
+}
+
 void model_rules(const Config& config, Rules& rules) {
   const bool custom = config.model.preset == "custom";
   const ModelShape shape = model_shape(config);
@@ -117,6 +134,7 @@ void model_rules(const Config& config, Rules& rules) {
     problem.text = "model." + problem.text;
     rules.take({problem}, {"model.preset"});
   }
+  if (config.run.backend == Backend::cuda) cuda_width_rules(shape, rules);
   // What the attention kernels are written for (kernels/cuda/attention/attention_operations.cpp).
   if (config.run.backend != Backend::cuda || shape.head_dim <= 0 || shape.kv_heads <= 0) return;
   constexpr std::array kHeadDims = {64, 96, 128, 256};

@@ -34,6 +34,7 @@ TableCosts::TableCosts(std::string name, const ProfileTable& table, PatternKind 
 }
 
 const LatencyModel& TableCosts::model(const ContextSplit& split, Recompute mode) const {
+  const std::lock_guard lock(mutex_);  // the next step is planned while others ask
   std::unique_ptr<LatencyModel>& made = models_[{split.sp, split.ring(), mode}];
   if (!made) {
     LatencyOptions options;

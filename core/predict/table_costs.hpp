@@ -4,6 +4,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -55,6 +56,7 @@ class TableCosts final : public Costs {
   RateCosts rates_;
   double weight_share_ = 0.5;
   bool measured_[3] = {true, false, false};  ///< by Recompute
+  mutable std::mutex mutex_;
   mutable std::map<std::tuple<int, int, Recompute>, std::unique_ptr<LatencyModel>> models_;
 };
 

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "core/base/error.hpp"
 
@@ -65,6 +67,19 @@ std::string write_text(const std::string& path, std::string_view text, const std
 void require_written(const std::string& path, std::string_view text) {
   const std::string why = write_text(path, text);
   require(why.empty(), "{}: cannot be written: {}", path, why);
+}
+
+void drop_torn_line(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(fs::status(path, error))) return;
+  std::ifstream file(path, std::ios::binary);
+  std::uintmax_t kept = fs::file_size(path, error);
+  const std::uintmax_t size = kept;
+  for (char last = 0; kept > 0; --kept) {
+    file.seekg(static_cast<std::streamoff>(kept - 1));
+    if (!file.get(last) || last == '\n') break;
+  }
+  if (file && kept < size) fs::resize_file(path, kept, error);
 }
 
 std::string unwritable(const std::string& path) {

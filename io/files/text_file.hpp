@@ -16,6 +16,10 @@ std::string write_text(const std::string& path, std::string_view text,
 /// The same; throws Error naming the file.
 void require_written(const std::string& path, std::string_view text);
 
+/// Cuts off what stands behind the last line break of a file of lines: a writer that died, or whose
+/// disk was full, left it.  Does nothing where there is no regular file.
+void drop_torn_line(const std::string& path);
+
 /// Why write_text would fail as far as can be told before there is a text, or "".  Leaves nothing.
 std::string unwritable(const std::string& path);
 

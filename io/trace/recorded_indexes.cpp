@@ -5,9 +5,12 @@
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "io/files/text_file.hpp"
 
 namespace ballast {
 namespace {
@@ -47,6 +50,7 @@ void append_indexes(const std::string& folder, int rank, std::span<const IndexRo
   if (rows.empty()) return;
   std::filesystem::create_directories(folder);
   const std::string name = fmt::format("{}/rank_{:05}.jsonl", folder, rank);
+  drop_torn_line(name);
   std::ofstream file(name, std::ios::app);
   for (const IndexRow& row : rows) {
     Json stretches = Json::array();
@@ -64,6 +68,46 @@ void append_indexes(const std::string& folder, int rank, std::span<const IndexRo
   require(file.good(), "{} cannot be written; is the disk full?", name);
 }
 
+namespace {
+
+struct Line {
+  std::int64_t step = 0;
+  int layer = 0, head = 0;
+  RecordedHead recorded;
+};
+using Heads = std::set<std::pair<int, int>>;  ///< (layer, head)
+
+/// Lines of one rank; what a run is still writing, or was when it died, is no line.
+std::vector<Line> lines_of(const std::string& name) {
+  std::vector<Line> lines;
+  std::ifstream file(name);
+  std::int64_t number = 0;
+  for (std::string text; std::getline(file, text) && !file.eof();) {
+    ++number;
+    try {
+      const Json line = Json::parse(text);
+      const int layer = line.at("layer").get<int>(), head = line.at("head").get<int>();
+      require(layer >= 0 && head >= 0, "layer {}, head {}", layer, head);
+      lines.push_back({line.value("step", std::int64_t{0}), layer, head, head_of(line)});
+    } catch (const std::exception& error) {
+      fail("{}:{}: no recorded index: {}", name, number, error.what());
+    }
+  }
+  // A branch that was given up stands before lines of the step that it began with, or earlier ones.
+  std::vector<Line> kept;
+  bool left_out = false;
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
+    const bool newer = !kept.empty() && (line->step > kept.back().step ||
+                                         (left_out && line->step == kept.back().step));
+    left_out = newer;
+    if (!newer) kept.push_back(std::move(*line));
+  }
+  std::reverse(kept.begin(), kept.end());
+  return kept;
+}
+
+}  // namespace
+
 RecordedIndexes read_indexes(const std::string& folder) {
   require(std::filesystem::is_directory(folder),
           "{}: no folder of indexes (trace.indexes_every writes one, RUN/indexes)", folder);
@@ -71,24 +115,24 @@ RecordedIndexes read_indexes(const std::string& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     if (entry.path().extension() == ".jsonl") names.push_back(entry.path().string());
   std::sort(names.begin(), names.end());
-  RecordedIndexes indexes;
-  for (const std::string& name : names) {
-    std::ifstream file(name);
-    std::int64_t number = 0;
-    for (std::string text; std::getline(file, text);) {
-      ++number;
-      try {
-        const Json line = Json::parse(text);
-        const int layer = line.at("layer").get<int>(), head = line.at("head").get<int>();
-        require(layer >= 0 && head >= 0, "layer {}, head {}", layer, head);
-        indexes.add(layer, head, head_of(line));
-      } catch (const std::exception& error) {
-        fail("{}:{}: no recorded index: {}", name, number, error.what());
+  std::vector<Line> lines;
+  for (const std::string& name : names)
+    for (Line& line : lines_of(name)) lines.push_back(std::move(line));
+  Heads all;
+  std::set<std::int64_t, std::greater<>> steps;
+  for (const Line& line : lines) all.emplace(line.layer, line.head), steps.insert(line.step);
+  require(!all.empty(), "{}: no recorded index (rank_XXXXX.jsonl)", folder);
+  for (const std::int64_t step : steps) {
+    RecordedIndexes indexes;
+    Heads heads;
+    for (const Line& line : lines)
+      if (line.step == step) {
+        heads.emplace(line.layer, line.head);
+        indexes.add(line.layer, line.head, line.recorded);
       }
-    }
+    if (heads == all) return indexes;  // else a run is writing them, or was
   }
-  require(!indexes.empty(), "{}: no recorded index (rank_XXXXX.jsonl)", folder);
-  return indexes;
+  fail("{}: no step of which every layer and head is recorded", folder);
 }
 
 }  // namespace ballast

@@ -1,6 +1,7 @@
 #include "kernels/model/parameters.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/base/bf16.hpp"
 #include "core/base/random.hpp"
@@ -60,6 +61,9 @@ Parameters::Parameters(std::vector<Parameter> table, DType type, Device& device,
                        bool bf16_gradients)
     : table_(std::move(table)) {
   require(pad_to >= 1, "parameters cannot be padded to a multiple of {}", pad_to);
+  // Kernels and cuBLASLt take a GPU's tensors to begin at multiples of 256 bytes, whatever number
+  // of ranks shares a bucket.
+  if (device.space() == Space::cuda) pad_to = std::lcm(pad_to, std::int64_t{128});
   require(type == DType::f32 || type == DType::f64 ||
               (type == DType::bf16 && device.space() == Space::cuda),
           "parameters in {} need a GPU; on the host use f32 or f64", name(type));

@@ -49,9 +49,9 @@ struct StoredBucket {
 /// Values in the compute dtype (f32 or f64 on the host, bf16 on CUDA), gradients in sum_type() or
 /// in bf16.  Parameters lie back to back in table order, so neighbours such as q, k, v form one
 /// matrix; the end of every bucket is padded with zeros to a multiple of `pad_to` elements, so that
-/// each divides over optimizer shards.  Frozen parameters (Parameter::trainable) come first and
-/// have values alone: gradients, optimizer and checkpoints know only what follows them, the
-/// trainable part, and count its elements from 0.
+/// each divides over optimizer shards, on a GPU of 128 elements too.  Frozen parameters
+/// (Parameter::trainable) come first and have values alone: gradients, optimizer and checkpoints
+/// know only what follows them, the trainable part, and count its elements from 0.
 class Parameters {
  public:
   Parameters() = default;

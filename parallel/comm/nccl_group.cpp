@@ -1,5 +1,6 @@
 #include "parallel/comm/nccl_group.hpp"
 
+#include "parallel/comm/library_watch.hpp"
 #include "parallel/comm/waits.hpp"
 
 #ifdef BALLAST_HAVE_NCCL
@@ -147,7 +148,10 @@ NcclGroup::NcclGroup(MPI_Comm mpi) : impl_(std::make_unique<Impl>()) {
   std::vector<MPI_Request> request(1);
   check_mpi(MPI_Ibcast(&id, sizeof id, MPI_BYTE, 0, mpi, request.data()), "MPI_Ibcast");
   wait_all(request);
-  check_nccl(ncclCommInitRank(&impl_->comm, impl_->size, id, impl_->rank), "ncclCommInitRank");
+  {
+    const CallWatch watch("ncclCommInitRank");
+    check_nccl(ncclCommInitRank(&impl_->comm, impl_->size, id, impl_->rank), "ncclCommInitRank");
+  }
   live().push_back(impl_->comm);
   watch_gpu_waits();
   // Transfers go first: the compute stream has work for later, the wire is what a ring waits for.

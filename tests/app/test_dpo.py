@@ -357,6 +357,12 @@ class Dpo(RunCase):
         rows, _ = self.train("ties", deck, alone)
         self.assertEqual((rows[0]["rewards_margin"], rows[0]["rewards_accuracy"]), (0, 0))
 
+    def test_a_twin_does_not_replace_the_reference(self):
+        file = self.out("reference.h5")
+        done = self.run_ballast(1, "reference", self.dpo(reference=file), "--json", file, status=1)
+        self.assertIn("this is dpo.reference", done.stderr)
+        self.assertFalse(os.path.exists(file))
+
     def test_a_reference_of_other_first_weights_is_refused(self):
         deck = self.dpo(reference=self.out("reference.h5"), weights="")
         self.run_ballast(1, "reference", deck, *FRESH)

@@ -363,6 +363,9 @@ cudaError_t convert_rows(const void* x, bool x_float, std::int64_t x_stride, voi
   if (rows * width == 0) return cudaSuccess;
   if (x_float == y_float) {
     const std::size_t element = x_float ? 4 : 2;
+    // A pitch ends at 2 GiB; rows without gaps need none.
+    if (x_stride == width && y_stride == width)
+      return cudaMemcpyAsync(y, x, rows * width * element, cudaMemcpyDeviceToDevice, stream);
     return cudaMemcpy2DAsync(y, y_stride * element, x, x_stride * element, width * element, rows,
                              cudaMemcpyDeviceToDevice, stream);
   }

@@ -1,7 +1,9 @@
 // Recorded indexes on disk: what was written is read, damage is named.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
+#include <iterator>
 
 #include "core/base/error.hpp"
 #include "io/trace/recorded_indexes.hpp"
@@ -41,6 +43,43 @@ TEST_F(RecordedIndexFiles, ReadsWhatRanksWrote) {
   EXPECT_EQ(head.stretches[1].first, 2);
   EXPECT_TRUE(head.stretches[1].local);
   EXPECT_EQ(head.stretches[1].choice.columns, (std::vector<std::int64_t>{7, 90}));
+}
+
+// Of a run that recorded while it learned the last step counts; of a branch that was given up none.
+TEST_F(RecordedIndexFiles, TheLastRecordedStepIsReplayed) {
+  const auto recorded = [&](int rank, std::int64_t step, int head, std::int32_t slash) {
+    IndexRow row = row_of(0, head, 640);
+    row.step = step;
+    row.stretches = {{0, false, {0, slash}, {}}};
+    append_indexes(dir, rank, std::vector<IndexRow>{row});
+  };
+  const auto slash = [&](int head) {
+    return read_indexes(dir).at(0, head, 640).stretches.front().choice.slashes.back();
+  };
+  for (int rank = 0; rank < 2; ++rank) {
+    recorded(rank, 0, rank, 1);
+    recorded(rank, 30, rank, 2);
+    recorded(rank, 60, rank, 3);
+  }
+  EXPECT_EQ(slash(0), 3);
+  for (int rank = 0; rank < 2; ++rank) recorded(rank, 30, rank, 4);  // went back to step 20
+  EXPECT_EQ(slash(0), 4);
+  EXPECT_EQ(slash(1), 4);
+  recorded(0, 60, 0, 5);  // rank 1 has not written that step yet
+  EXPECT_EQ(slash(0), 4);
+  recorded(1, 60, 1, 5);
+  EXPECT_EQ(slash(0), 5);
+}
+
+TEST_F(RecordedIndexFiles, ATornLineIsNone) {
+  append_indexes(dir, 0, std::vector<IndexRow>{row_of(0, 0, 64)});
+  const std::string name = dir + "/rank_00000.jsonl";
+  std::ofstream(name, std::ios::app) << R"({"step":9,"layer":0,"he)";
+  EXPECT_EQ(read_indexes(dir).at(0, 0, 64).tokens, 64);
+  append_indexes(dir, 0, std::vector<IndexRow>{row_of(0, 0, 128)});
+  EXPECT_EQ(read_indexes(dir).at(0, 0, 128).tokens, 128);
+  std::ifstream file(name);
+  EXPECT_EQ(std::count(std::istreambuf_iterator<char>(file), {}, '\n'), 2);
 }
 
 TEST_F(RecordedIndexFiles, DamageIsNamedWithItsLine) {
