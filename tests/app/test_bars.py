@@ -14,7 +14,7 @@ BARS = [sys.executable, os.path.join(ROOT, "tests", "bars"), "--programs", os.pa
 class Bars(RunCase):
     def run_bars(self, *arguments, code=0):
         done = subprocess.run(
-            [*BARS, *arguments], capture_output=True, text=True, timeout=300, check=False
+            [*BARS, *arguments], capture_output=True, text=True, timeout=550, check=False
         )
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout

@@ -17,6 +17,7 @@ prints one table.
 Needs the built program; the attention bars also nvcc, PyTorch and a file of sample lengths
 (--lengths, one a line)."""
 import argparse
+import concurrent.futures
 import fnmatch
 import itertools
 import json
@@ -177,25 +178,25 @@ def deck_of(command):
 
 
 def check_decks(ballast):
-    failed = 0
+    """As many at a time as there are cores; what several bars run alike is checked once."""
+    asked = []  # (what it is of, its keys)
     for bar in BARS:
         for gpus, host in itertools.product(bar.gpus, (False, True) if bar.host else (False,)):
             for command in bar.commands(Setting(gpus, host, ballast, "attention_bench", "")):
-                keys = deck_of(command)
-                if keys is None:
-                    continue
-                done = subprocess.run(
-                    [ballast, "check", "--elsewhere", *keys],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
-                failed += done.returncode != 0
-                print(
-                    f"{bar.name}, {gpus} {'host ranks' if host else 'GPUs'}, {command.name}:"
-                    f" {'ok' if done.returncode == 0 else done.stderr.strip()}"
-                )
-    return failed == 0
+                if (keys := deck_of(command)) is not None:
+                    kind = "host ranks" if host else "GPUs"
+                    asked.append((f"{bar.name}, {gpus} {kind}, {command.name}", tuple(keys)))
+
+    def run(keys):
+        line = [ballast, "check", "--elsewhere", *keys]
+        return subprocess.run(line, capture_output=True, text=True, check=False)
+
+    unlike = list(dict.fromkeys(keys for _, keys in asked))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = dict(zip(unlike, pool.map(run, unlike)))
+    for what, keys in asked:
+        print(f"{what}: {'ok' if done[keys].returncode == 0 else done[keys].stderr.strip()}")
+    return all(one.returncode == 0 for one in done.values())
 
 
 def table(rows):
