@@ -18,7 +18,8 @@ defines=(--define BALLAST_TESTS=ON)
 # A build that jobs/quickstart.sh made without CUDA gets it now, where nvcc is found.
 [ "$preset" != default ] || defines+=(--define BALLAST_CUDA=AUTO)
 build=$("$root/jobs/setup.sh" "$packages" --preset "$preset" "${defines[@]}")
+jobs=$(nproc)  # asked before OMP_NUM_THREADS is set, which it would answer
 # Tests run many ranks on few cores: one thread each.
 export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 cd "$build"
-exec ctest --output-on-failure --no-tests=error --parallel "$(nproc)" "${selection[@]}" "$@"
+exec ctest --output-on-failure --no-tests=error --parallel "$jobs" "${selection[@]}" "$@"

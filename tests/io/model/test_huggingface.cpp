@@ -18,6 +18,7 @@
 #include "io/data/token_table.hpp"
 #include "io/model/huggingface.hpp"
 #include "io/model/safetensors.hpp"
+#include "tests/io/model/small_shape.hpp"
 
 namespace ballast {
 namespace {
@@ -36,19 +37,12 @@ class HuggingFace : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(dir); }
 
-  static ModelShape small() {
-    ModelShape shape;
-    shape.layers = 2, shape.hidden = 16, shape.intermediate = 24, shape.query_heads = 4,
-    shape.kv_heads = 2, shape.head_dim = 4, shape.vocabulary = 40;
-    shape.qkv_bias = true;
-    return shape;
-  }
   /// A value that bf16 holds exactly, the same wherever it is computed.
   static float value(std::size_t parameter, std::int64_t i) {
     return static_cast<float>((static_cast<std::int64_t>(parameter) * 31 + i * 7) % 255 - 127) / 64;
   }
   void write(const std::string& to, const std::string& dtype, std::int64_t shard_bytes) {
-    write_huggingface(to, small(), parameter_table(small()), dtype, shard_bytes,
+    write_huggingface(to, small_shape(), parameter_table(small_shape()), dtype, shard_bytes,
                       [](std::size_t p, std::int64_t begin, std::span<float> out) {
                         for (std::size_t i = 0; i < out.size(); ++i)
                           out[i] = value(p, begin + static_cast<std::int64_t>(i));
@@ -68,7 +62,7 @@ class HuggingFace : public ::testing::Test {
 };
 
 TEST_F(HuggingFace, RoundTripIsExactInOneFileAndInSeveral) {
-  const auto table = parameter_table(small());
+  const auto table = parameter_table(small_shape());
   std::vector<float> expected;
   for (std::size_t p = 0; p < table.size(); ++p)
     for (std::int64_t i = 0; i < table[p].numel(); ++i) expected.push_back(value(p, i));
@@ -78,7 +72,7 @@ TEST_F(HuggingFace, RoundTripIsExactInOneFileAndInSeveral) {
       write(to, dtype, shard);
       EXPECT_EQ(fs::exists(to + "/model.safetensors.index.json"), shard == 1500);
       const ModelShape shape = read_huggingface_config(to);
-      EXPECT_EQ(shape.parameters(), small().parameters());
+      EXPECT_EQ(shape.parameters(), small_shape().parameters());
       EXPECT_TRUE(shape.qkv_bias);
       // Any range, as a shard of any mesh would ask for it.
       const auto n = static_cast<std::int64_t>(expected.size());
@@ -219,7 +213,7 @@ TEST_F(HuggingFace, ConfigsThatAreNoObjectSayWhatTheyHold) {
 }
 
 TEST_F(HuggingFace, ModelsKeepTheirTypes) {
-  ModelShape shape = small();
+  ModelShape shape = small_shape();
   const auto type_of = [&](const char* name) {
     const std::string to = dir + "/" + name;
     write_huggingface(to, shape, parameter_table(shape), "F32", std::int64_t{1} << 30,
@@ -328,7 +322,7 @@ TEST_F(HuggingFace, AnExportHasTheTokenIdsOfItsBase) {
     std::ofstream(file) << "{" << ids << rest;
     const std::string to = dir + "/" + std::to_string(exports++);
     write_huggingface(
-        to, small(), parameter_table(small()), "F32", std::int64_t{1} << 30,
+        to, small_shape(), parameter_table(small_shape()), "F32", std::int64_t{1} << 30,
         [](std::size_t, std::int64_t, std::span<float> out) { std::ranges::fill(out, 1.0f); },
         dir + "/base");
     const std::string text = text_of(to + "/config.json"), key = "\"bos_token_id\": ";
@@ -341,9 +335,9 @@ TEST_F(HuggingFace, AnExportHasTheTokenIdsOfItsBase) {
 }
 
 TEST_F(HuggingFace, ATiedHeadOfOtherValuesIsAnotherModel) {
-  const std::vector<Parameter> table = parameter_table(small());  // not tied
+  const std::vector<Parameter> table = parameter_table(small_shape());  // not tied
   const auto written = [&](const std::string& to, float more) {
-    write_huggingface(dir + to, small(), table, "F32", std::int64_t{1} << 30,
+    write_huggingface(dir + to, small_shape(), table, "F32", std::int64_t{1} << 30,
                       [&](std::size_t p, std::int64_t begin, std::span<float> out) {
                         const bool head = table[p].name == "lm_head.weight";
                         for (std::size_t i = 0; i < out.size(); ++i)
@@ -402,8 +396,9 @@ TEST_F(HuggingFace, DamagedFilesAreRefusedByName) {
     if (trial % 3 == 2) bad[8 + rng() % size_of_header] = static_cast<char>(rng());  // header text
     std::ofstream(path, std::ios::binary) << bad;
     try {
-      Tensor out = Tensor::empty({small().parameters()}, DType::f32);
-      read_huggingface_weights(dir + "/m", parameter_table(small()), 0, small().parameters(), out);
+      Tensor out = Tensor::empty({small_shape().parameters()}, DType::f32);
+      read_huggingface_weights(dir + "/m", parameter_table(small_shape()), 0,
+                               small_shape().parameters(), out);
     } catch (const Error& e) {
       ++refused;
       EXPECT_NE(std::string(e.what()).find("/m"), std::string::npos) << e.what();
@@ -505,17 +500,20 @@ TEST_F(HuggingFace, AFifoIsAnErrorAndNoWait) {
 }
 
 TEST_F(HuggingFace, WeightsThatAreNotFiniteAreNamed) {
-  write_huggingface(dir + "/m", small(), parameter_table(small()), "F32", std::int64_t{1} << 30,
+  write_huggingface(dir + "/m", small_shape(), parameter_table(small_shape()), "F32",
+                    std::int64_t{1} << 30,
                     [](std::size_t p, std::int64_t begin, std::span<float> out) {
                       for (std::size_t i = 0; i < out.size(); ++i)
                         out[i] = p == 3 && begin + static_cast<std::int64_t>(i) == 2 ? NAN : 1.0f;
                     });
-  Tensor out = Tensor::empty({small().parameters()}, DType::f32);
+  Tensor out = Tensor::empty({small_shape().parameters()}, DType::f32);
   try {
-    read_huggingface_weights(dir + "/m", parameter_table(small()), 0, small().parameters(), out);
+    read_huggingface_weights(dir + "/m", parameter_table(small_shape()), 0,
+                             small_shape().parameters(), out);
     ADD_FAILURE();
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(parameter_table(small())[3].name), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find(parameter_table(small_shape())[3].name),
+              std::string::npos);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/model/huggingface.hpp"
+#include "tests/io/model/small_shape.hpp"
 #include "tests/io/temporary_folder.hpp"
 
 namespace ballast {
@@ -18,13 +19,6 @@ using nlohmann::json;
 
 class HuggingFaceConfig : public TemporaryFolder {
  protected:
-  static ModelShape small() {
-    ModelShape shape;
-    shape.layers = 2, shape.hidden = 16, shape.intermediate = 24, shape.query_heads = 4,
-    shape.kv_heads = 2, shape.head_dim = 4, shape.vocabulary = 40;
-    shape.qkv_bias = true;
-    return shape;
-  }
   std::string write(const std::string& name, const ModelShape& shape, const std::string& base = "",
                     std::int64_t shard_bytes = std::int64_t{1} << 30) {
     write_huggingface(
@@ -45,14 +39,14 @@ class HuggingFaceConfig : public TemporaryFolder {
 };
 
 TEST_F(HuggingFaceConfig, TheLengthOfAYarnRopeIsItsFactorTimesTheOriginal) {
-  ModelShape shape = small();
+  ModelShape shape = small_shape();
   shape.yarn_factor = 4, shape.original_context = 32768;
   EXPECT_EQ(length_of(write("m", shape)), 131072);
 }
 
 // The base's own length stays with its rope, and goes with another factor.
 TEST_F(HuggingFaceConfig, AChangedRopeHasALengthOfItsOwn) {
-  ModelShape shape = small();
+  ModelShape shape = small_shape();
   shape.yarn_factor = 4, shape.original_context = 32768;
   const std::string base = write("base", shape);
   change(base, [](json& config) { config["max_position_embeddings"] = 100000; });
@@ -62,7 +56,7 @@ TEST_F(HuggingFaceConfig, AChangedRopeHasALengthOfItsOwn) {
 }
 
 TEST_F(HuggingFaceConfig, WhatAFileDoesNotStateIsThatOfItsClass) {
-  ModelShape shape = small();
+  ModelShape shape = small_shape();
   shape.qkv_bias = false, shape.qk_norm = true;
   const std::string folder = write("m", shape);
   change(folder, [](json& config) { config.erase("head_dim"), config.erase("rms_norm_eps"); });
@@ -74,7 +68,7 @@ TEST_F(HuggingFaceConfig, WhatAFileDoesNotStateIsThatOfItsClass) {
 
 TEST_F(HuggingFaceConfig, FilesKeepToTheirLimitAndTheIndexTellsTheSum) {
   constexpr std::int64_t kLimit = 4000;
-  const std::string folder = write("m", small(), "", kLimit);
+  const std::string folder = write("m", small_shape(), "", kLimit);
   std::int64_t files = 0, data = 0, most = 0;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".safetensors") continue;
@@ -86,7 +80,7 @@ TEST_F(HuggingFaceConfig, FilesKeepToTheirLimitAndTheIndexTellsTheSum) {
   EXPECT_GT(files, 1);
   EXPECT_LE(most, kLimit);
   EXPECT_GT(most, kLimit / 2);
-  EXPECT_EQ(data, 4 * small().parameters());
+  EXPECT_EQ(data, 4 * small_shape().parameters());
   const json index = read(folder + "/model.safetensors.index.json");
   EXPECT_EQ(index.at("metadata").at("total_size"), data);
 }
