@@ -30,10 +30,7 @@ void add_pairs(Session& session, StepPlanner& planner, const PairObjective& obje
   const StepPlan plan = planner.evaluation(samples);
   const std::vector<MicroBatch> mine = plan.list(session.mesh.at.dp);
   ChunkStores stores = session.chunk_stores(plan);
-  const auto prepare = [&](int m) {
-    return session.prepare(plan, m, 0, stores.at(m),
-                           session.tuning ? session.tuning->base_policy() : nullptr);
-  };
+  const auto prepare = [&](int m) { return session.prepare(plan, m, 0, stores.at(m)); };
   const auto take = [&](int m, const LocalBatch& local, const StageOutput& output) {
     const auto found = objective.log_probabilities(mine[m], local.segment, output.token_loss);
     if (!objective.speaks(mine[m])) return;

@@ -41,8 +41,7 @@ class LeakTest {
                                              const std::vector<AttentionWork>& calls) {
         if (session_.options.attention.sparse()) pass.pairs.push_back(pairs(mine_[m], axes, calls));
       };
-      MicroBatchWork work = session_.prepare(
-          plan_, m, 0, stores.at(m), session_.tuning ? session_.tuning->base_policy() : nullptr);
+      MicroBatchWork work = session_.prepare(plan_, m, 0, stores.at(m));
       draw(mine_[m], work.batch, redrawn);
       return work;
     };

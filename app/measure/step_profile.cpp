@@ -51,17 +51,18 @@ constexpr std::array<GroupRule, 27> kRules = {{
 }};
 constexpr const char *kProducts = "matrix products", *kWhole = "step";
 
+#ifdef BALLAST_HAVE_CUDA
 /// Milliseconds a step of each group, of one rank.  What no kernel covers is "(idle)", or waits for
 /// the host where it lasts longer than a launch.
-[[maybe_unused]] std::map<std::string, double> by_group(
-    const std::map<std::string, double>& kernels, double span_s, double busy_s, double pauses_s,
-    std::int64_t steps) {
+std::map<std::string, double> by_group(const std::map<std::string, double>& kernels, double span_s,
+                                       double busy_s, double pauses_s, std::int64_t steps) {
   const double each = 1e3 / static_cast<double>(steps);
   std::map<std::string, double> groups{{"(idle)", (span_s - busy_s - pauses_s) * each},
                                        {"(waits for the host)", pauses_s * each}};
   for (const auto& [name, seconds] : kernels) groups[kernel_group(name)] += seconds * each;
   return groups;
 }
+#endif
 
 }  // namespace
 

@@ -16,8 +16,7 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
   NeedleJudge judge(*session.dataset, chosen);
   ChunkStores stores = session.chunk_stores(plan);
   const auto prepare = [&](int m) {
-    MicroBatchWork work = session.prepare(plan, m, 0, stores.at(m),
-                                          session.tuning ? session.tuning->base_policy() : nullptr);
+    MicroBatchWork work = session.prepare(plan, m, 0, stores.at(m));
     work.batch.judged = judge.has_questions();
     return work;
   };

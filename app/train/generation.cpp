@@ -180,9 +180,7 @@ std::vector<std::int32_t> Generator::next(const std::vector<std::vector<std::int
   ChunkStores stores = session_.chunk_stores(plan);
   std::vector<double> found(sequences.size(), 0.0);
   const auto prepare = [&](int m) {
-    MicroBatchWork work =
-        session_.prepare(plan, m, 0, stores.at(m),
-                         session_.tuning ? session_.tuning->base_policy() : nullptr, &data);
+    MicroBatchWork work = session_.prepare(plan, m, 0, stores.at(m), nullptr, &data);
     work.batch.next_of = rows_with_targets(work.batch.targets);
     return work;
   };

@@ -36,8 +36,7 @@ std::vector<DriftRow> IndexDrift::measure() {
                                  const std::vector<AttentionWork>& made) {
       measure_made(m, in, axes, made);
     };
-    return session_.prepare(plan, m, 0, stores.at(m),
-                            session_.tuning ? session_.tuning->base_policy() : nullptr);
+    return session_.prepare(plan, m, 0, stores.at(m));
   };
   run_stage(plan.schedule(session_.mesh.at.dp), static_cast<int>(mine.size()), session_.model,
             session_.links, {prepare, {}, {}, nullptr}, nullptr);

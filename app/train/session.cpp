@@ -126,6 +126,7 @@ ChunkStores Session::chunk_stores(const StepPlan& plan) {
 
 MicroBatchWork Session::prepare(const StepPlan& plan, int place, double loss_scale,
                                 StoredChunk stored, BudgetPolicy* policy, const Dataset* from) {
+  if (policy == nullptr && tuning) policy = tuning->base_policy();
   const PlannedMicroBatch& planned = plan.micro_batch(mesh.at.dp, place);
   const MicroBatch micro_batch = planned.micro_batch();
   const SequenceLayout at = plan.layout(planned);

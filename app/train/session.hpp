@@ -39,7 +39,8 @@ class Session {
   /// What the dependent chunks of this rank's lane share; session and plan must outlive it.
   ChunkStores chunk_stores(const StepPlan& plan);
   /// Tokens and attention of the micro-batch at `place` of this rank's lane.
-  /// `policy`: who chooses the budgets of its layers (DST); null: they are as block attention says.
+  /// `policy`: who chooses the budgets of its layers; null: they are DST's base budget, without DST
+  /// as block attention says.
   /// `from`: the dataset whose samples the plan names; null: the session's.
   MicroBatchWork prepare(const StepPlan& plan, int place, double loss_scale,
                          StoredChunk stored = {}, BudgetPolicy* policy = nullptr,

@@ -478,10 +478,7 @@ void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients
     const int first = static_cast<int>(place - ids.begin());
     const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
     ChunkStores stores = session_.chunk_stores(plan);
-    const auto prepare = [&](int m) {
-      return session_.prepare(plan, m, 0, stores.at(m),
-                              session_.tuning ? session_.tuning->base_policy() : nullptr);
-    };
+    const auto prepare = [&](int m) { return session_.prepare(plan, m, 0, stores.at(m)); };
     // A dependent chunk attends to the keys of the chunks before it.
     std::vector<int> before;
     for (const auto& group : chunk_groups(mine))

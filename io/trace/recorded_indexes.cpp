@@ -44,32 +44,6 @@ RecordedHead head_of(const Json& line) {
   return head;
 }
 
-}  // namespace
-
-void append_indexes(const std::string& folder, int rank, std::span<const IndexRow> rows) {
-  if (rows.empty()) return;
-  std::filesystem::create_directories(folder);
-  const std::string name = fmt::format("{}/rank_{:05}.jsonl", folder, rank);
-  drop_torn_line(name);
-  std::ofstream file(name, std::ios::app);
-  for (const IndexRow& row : rows) {
-    Json stretches = Json::array();
-    for (const IndexRow::Stretch& s : row.stretches)
-      stretches.push_back({s.first, s.local, s.slashes, s.columns});
-    file << Json{{"step", row.step + 1},
-                 {"layer", row.layer},
-                 {"head", row.head},
-                 {"tokens", row.tokens},
-                 {"stretches", stretches}}
-                .dump()
-         << '\n';
-  }
-  file.flush();
-  require(file.good(), "{} cannot be written; is the disk full?", name);
-}
-
-namespace {
-
 struct Line {
   std::int64_t step = 0;
   int layer = 0, head = 0;
@@ -107,6 +81,28 @@ std::vector<Line> lines_of(const std::string& name) {
 }
 
 }  // namespace
+
+void append_indexes(const std::string& folder, int rank, std::span<const IndexRow> rows) {
+  if (rows.empty()) return;
+  std::filesystem::create_directories(folder);
+  const std::string name = fmt::format("{}/rank_{:05}.jsonl", folder, rank);
+  drop_torn_line(name);
+  std::ofstream file(name, std::ios::app);
+  for (const IndexRow& row : rows) {
+    Json stretches = Json::array();
+    for (const IndexRow::Stretch& s : row.stretches)
+      stretches.push_back({s.first, s.local, s.slashes, s.columns});
+    file << Json{{"step", row.step + 1},
+                 {"layer", row.layer},
+                 {"head", row.head},
+                 {"tokens", row.tokens},
+                 {"stretches", stretches}}
+                .dump()
+         << '\n';
+  }
+  file.flush();
+  require(file.good(), "{} cannot be written; is the disk full?", name);
+}
 
 RecordedIndexes read_indexes(const std::string& folder) {
   require(std::filesystem::is_directory(folder),

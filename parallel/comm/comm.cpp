@@ -300,6 +300,11 @@ Pending Communicator::exchange(std::span<const Transfer> transfers, int channel)
                  [flight] { return flight->messages.arrived(); });
 }
 
+void Communicator::set_up(Device& device) const {
+  Tensor token = Tensor::zeros({1}, DType::f32, device, MemoryCategory::communication);
+  all_reduce(token);
+}
+
 void Communicator::all_reduce(Tensor& tensor, Reduction reduction) const {
   require_dense(tensor, "all_reduce");
   BALLAST_BY_NCCL(tensor, all_reduce(tensor, reduction));

@@ -85,6 +85,9 @@ class Communicator {
   /// own channel only.  The ranks open channels (first use) in the same order.
   Pending exchange(std::span<const Transfer> transfers, int channel = 0) const;
   void all_reduce(Tensor& tensor, Reduction reduction = Reduction::sum) const;
+  /// Makes channel 0 of a device ready now.  NCCL is set up by its first call, which takes long and
+  /// needs every rank, also one that will have nothing to send.
+  void set_up(Device& device) const;
   /// In place, value by value.
   void all_reduce(std::span<double> values, Reduction reduction = Reduction::sum) const;
   double all_reduce(double value, Reduction reduction = Reduction::sum) const;

@@ -23,10 +23,7 @@ MuonUpdate::MuonUpdate(const Parameters& parameters, const Communicator& replica
   owner_.assign(work_.matrices.size(), replica_.rank());
   lent_place_.assign(work_.matrices.size(), -1);
   if (!sharded_) return;
-  // NCCL's set-up is collective, and a rank may exchange nothing.
-  Tensor token =
-      Tensor::zeros({1}, DType::f32, device_of(parameters.space()), MemoryCategory::communication);
-  replica_.all_reduce(token);
+  replica_.set_up(device_of(parameters.space()));  // a rank may exchange nothing
   owner_ = muon_shards(work_, block_, replica_.size(), options_.steps).owner;
   for (std::size_t i = 0; i < owner_.size(); ++i) {
     const MuonMatrix& m = work_.matrices[i];

@@ -82,9 +82,7 @@ ShardedOptimizer::ShardedOptimizer(Parameters& parameters, const Communicator& r
   summed_.resize(slices_.size());
   if (replica.size() > 1) {
     beside_ = replica.split(0, replica.rank());
-    // NCCL is set up by the first call, for which ranks should not wait inside a backward.
-    Tensor token = Tensor::zeros({1}, DType::f32, device, MemoryCategory::communication);
-    beside_.all_reduce(token);
+    beside_.set_up(device);  // ranks should not wait for it inside a backward
   }
   parameters_.on_values_needed([this](std::int64_t layer) { finish_updates(layer); });
 }

@@ -43,10 +43,8 @@ TiedEmbedding::TiedEmbedding(const Mesh& mesh, Parameters& parameters,
     overlap.end = std::min(end, their_end) + offset - slice.begin;
     if (overlap.begin < overlap.end) overlaps_.push_back(overlap);
   }
-  // NCCL's set-up is collective, and a rank may hold nothing of the embedding.
-  Tensor token = Tensor::zeros({1}, DType::f32, device_of(parameters.values().space()),
-                               MemoryCategory::communication);
-  ends_.all_reduce(token);
+  // A rank may hold nothing of the embedding.
+  ends_.set_up(device_of(parameters.values().space()));
 }
 
 void TiedEmbedding::sum_gradients() const {
