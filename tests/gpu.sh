@@ -80,8 +80,12 @@ for suite in $suites; do
 done
 cd "$root/tests/app" || exit 1
 names=$(python3 -c '
-import unittest, test_cuda, test_cuda_bench, test_cuda_decks
-for case in (test_cuda.Cuda, test_cuda_decks.CudaDecks, test_cuda_bench.CudaBench):
+import unittest
+from test_cuda import Cuda
+from test_cuda_bench import CudaBench
+from test_cuda_decks import CudaDecks
+from test_cuda_optimizer import CudaOptimizer
+for case in (Cuda, CudaOptimizer, CudaDecks, CudaBench):
     for name in unittest.TestLoader().getTestCaseNames(case):
         print(f"{case.__module__}.{case.__name__}.{name}")')
 lists test_cuda.py "$names"

@@ -112,12 +112,13 @@ BenchDevice::BenchDevice(const BenchSettings& settings) : device_(&host_device()
   require(cuda::device_count(why) > 0,
           "bench setting backend=cuda: no GPU here ({}); backend=host measures the host", why);
   const Communicator machine = Communicator::world().split_by_machine();
-  owned_ = std::make_unique<cuda::CudaDevice>(machine.rank());
+  auto gpu = std::make_unique<cuda::CudaDevice>(machine.rank());
 #ifdef BALLAST_HAVE_NCCL
   const std::string shared =
-      NcclGroup::let_ranks_share_gpus(Communicator::world(), machine, cuda::device_count(why));
+      NcclGroup::let_ranks_share_gpus(Communicator::world(), machine, gpu->identity());
   if (!shared.empty() && Communicator::world().rank() == 0) fmt::print("# {}\n", shared);
 #endif
+  owned_ = std::move(gpu);
   device_ = owned_.get();
   set_cuda_device(device_);
 #else

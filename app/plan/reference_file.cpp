@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "ballast_version.hpp"
+#include "io/deck/deck_difference.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 #include "io/model/safetensors.hpp"
 
@@ -80,6 +81,23 @@ std::uint64_t checksum(const ReferenceValues& values) {
   return XXH64(values.rejected.data(), values.rejected.size() * sizeof(double), chosen);
 }
 
+/// What attends otherwise under `config` than when `file` was written; "" for nothing.
+std::string other_attention(const hdf5::Handle& file, const Config& config,
+                            const std::string& path) {
+  if (!hdf5::has_attribute(file, "deck")) {  // older files name the pattern alone
+    const std::string before = hdf5::read_text_attribute(file, "attention");
+    if (before == name(config.attention.pattern)) return "";
+    return fmt::format("attention.pattern: {} before, {} now", before,
+                       name(config.attention.pattern));
+  }
+  std::vector<std::string> found;
+  for (const DeckDifference& d :
+       deck_differences(hdf5::read_text_attribute(file, "deck"), config.effective_deck(), path))
+    if (d.key.starts_with("attention.") || d.key == "dst.enabled" || d.key == "dst.base_budget")
+      found.push_back(d.text());
+  return fmt::format("{}", fmt::join(found, "; "));
+}
+
 bool is_reference(const hdf5::Handle& file) {
   return hdf5::has_attribute(file, "format") &&
          hdf5::read_text_attribute(file, "format") == kFormat;
@@ -131,13 +149,9 @@ ReferenceValues read_reference(const Config& config, const ModelShape& shape,
           path, hdf5::read_text_attribute(file, "weights_from"));
   ReferenceValues values{hdf5::read_vector<double>(file, "chosen"),
                          hdf5::read_vector<double>(file, "rejected"), model, ""};
-  const std::string pattern(name(config.attention.pattern)),
-      before = hdf5::read_text_attribute(file, "attention");
-  if (pattern != before)
+  if (const std::string other = other_attention(file, config, path); !other.empty())
     values.note = fmt::format(
-        "dpo.reference was computed with attention.pattern = \"{}\", this deck has \"{}\": the "
-        "first loss is not ln 2",
-        before, pattern);
+        "dpo.reference was computed with other attention ({}): the first loss is not ln 2", other);
   const auto samples = static_cast<std::size_t>(dataset.samples());
   require(values.chosen.size() == samples && values.rejected.size() == samples,
           "dpo.reference: {} holds {} pairs, the data {}", path, values.chosen.size(), samples);
@@ -162,7 +176,7 @@ void write_reference(const Config& config, const ModelShape& shape, const Datase
     hdf5::write_attribute(file, "model", mark_of_model(config, shape));
     hdf5::write_attribute(file, "weights_from",
                           weights.empty() ? std::string("initial values") : weights);
-    hdf5::write_attribute(file, "attention", std::string(name(config.attention.pattern)));
+    hdf5::write_attribute(file, "deck", config.effective_deck());
     hdf5::write_attribute(file, "checksum", checksum(values));
     hdf5::write_vector<double>(file, "chosen", values.chosen);
     hdf5::write_vector<double>(file, "rejected", values.rejected);

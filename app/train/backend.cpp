@@ -32,10 +32,11 @@ BackendChoice choose_backend(const Config& config, const Communicator& world) {
     }
 #ifdef BALLAST_HAVE_CUDA
   const Communicator machine = world.split_by_machine();
-  choice.owned_device = std::make_unique<cuda::CudaDevice>(machine.rank());
+  auto gpu = std::make_unique<cuda::CudaDevice>(machine.rank());
 #ifdef BALLAST_HAVE_NCCL
-  choice.note = NcclGroup::let_ranks_share_gpus(world, machine, cuda::device_count(why));
+  choice.note = NcclGroup::let_ranks_share_gpus(world, machine, gpu->identity());
 #endif
+  choice.owned_device = std::move(gpu);
   choice.device = choice.owned_device.get();
   require(!config.run.fp8() || cuda::has_fp8(),
           "run.precision = \"fp8\": {} has no FP8 products with scaled blocks; they need a GPU of "

@@ -69,9 +69,9 @@ std::vector<double> halves(std::uint64_t x) {
 bool names_model(const std::string& key, const Config& config) {
   if (is_model_key(key)) return true;
   if (config.lora.rank == 0) return false;
-  // Without a folder the base that adapters stand beside follows from it (and the seed, which
-  // check_sample_order compares).
-  return key == "lora.alpha" || (key == "model.initial_std" && config.model.weights.empty());
+  if (key == "lora.alpha") return true;
+  // Without a folder the base that adapters stand beside follows from these.
+  return config.model.weights.empty() && (key == "model.initial_std" || key == "run.seed");
 }
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,
@@ -204,7 +204,8 @@ std::vector<DeckDifference> check_deck(const Session& session, const Restored& r
   return changes;
 }
 
-void check_sample_order(Session& session, Restored& restored) {
+void check_sample_order(Session& session, const std::vector<DeckDifference>& changes,
+                        Restored& restored) {
   const Communicator& world = session.mesh.world;
   const auto seed = session.config.run.seed;
   check_all(world, restored.state.seed == seed,
@@ -224,6 +225,12 @@ void check_sample_order(Session& session, Restored& restored) {
                         fmt::join(numbers(session.options.curriculum), ", ")));
   restore_window(session, restored);
   skip_lost_samples(session, restored);
+  for (const DeckDifference& d : changes)
+    if (d.key == "data.validation_share" || d.key == "batching.shuffle")
+      restored.warnings.push_back(fmt::format(
+          "{}: the sampler goes on at its position in another order{}: {}", restored.path,
+          d.key == "batching.shuffle" ? "" : ", and may have trained on samples held out now",
+          d.text()));
   const auto data = restored.state.extra.find("data_fingerprint");
   if (data != restored.state.extra.end() && data->second != halves(session.dataset->fingerprint()))
     restored.warnings.push_back(fmt::format(

@@ -27,9 +27,10 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
                  const std::string& run_folder, bool for_training);
 
 /// What training needs beside: the deck takes the samples in the order that the checkpoint's
-/// position counts in.  Other data is a warning. Collective.  Errors: another seed, in the first
-/// epoch another curriculum.
-void check_sample_order(Session& session, Restored& restored);
+/// position counts in.  Other data, and `changes` (of check_deck) of what is held out or shuffled,
+/// are warnings. Collective.  Errors: another seed, in the first epoch another curriculum.
+void check_sample_order(Session& session, const std::vector<DeckDifference>& changes,
+                        Restored& restored);
 
 /// Sampled contents of the training data, as rank 0 sees them, in the form that a checkpoint
 /// stores. Collective.

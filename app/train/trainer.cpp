@@ -49,7 +49,7 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
     restored = restore(session_, optimizer_, options.restart, folder_.path(), true);
   if (!restored.path.empty()) {
     deck_changes_ = check_deck(session_, restored, options.force_model);
-    check_sample_order(session_, restored);
+    check_sample_order(session_, deck_changes_, restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
   load_pairs(session_);
@@ -195,15 +195,13 @@ LastWords Trainer::leaves_word() {
 
 int Trainer::run() {
   const std::int64_t steps = session_.config.run.steps,
-                     every = session_.config.checkpoint.every_steps,
-                     validate_every = session_.config.eval.every_steps;
+                     every = session_.config.checkpoint.every_steps;
   StopReason stop = StopReason::none;
   const LastWords last_words = leaves_word();
   while (state_.step < steps && stop == StopReason::none) {
     step();
-    const bool validates = validate_every > 0 && state_.step % validate_every == 0 &&
-                           !session_.sampler.validation().empty();
-    const bool best = validates && checkpoints_->is_best(validate(), state_.step);
+    const bool best =
+        validates_after(state_.step) && checkpoints_->is_best(validate(), state_.step);
     const bool due = best || (every > 0 && state_.step % every == 0);
     if (due) require_folder();
     checkpoints_->after_step(state_, due);
@@ -234,11 +232,23 @@ void Trainer::note_failure(const std::string& why) {
   folder_.write_status("failed", state_.step, checkpoints_->newest(), why);
 }
 
+bool Trainer::validates_after(std::int64_t step) const {
+  const std::int64_t every = session_.config.eval.every_steps;
+  return every > 0 && step % every == 0 && !session_.sampler.validation().empty();
+}
+
 bool Trainer::past_deadline() const {
   if (options_.wall_time_s <= 0) return false;
+  double evaluation_s = longest_evaluation_s_;
+  if (evaluation_s == 0 && validates_after(state_.step + 1)) {
+    // None was measured in this start: its tokens take what those of the last step took.
+    std::int64_t tokens = 0;
+    for (const std::int64_t sample : session_.sampler.evaluated(session_.config.eval.samples))
+      tokens += session_.dataset->length(sample);
+    evaluation_s = last_token_s_ * static_cast<double>(tokens);
+  }
   // What must still fit, at the longest times measured, with a quarter more: load varies.
-  const double reserve_s =
-      1.25 * (longest_step_s_ + longest_evaluation_s_ + checkpoints_->longest_s());
+  const double reserve_s = 1.25 * (longest_step_s_ + evaluation_s + checkpoints_->longest_s());
   return process_seconds() > options_.wall_time_s - reserve_s;
 }
 
@@ -322,6 +332,7 @@ void Trainer::step() {
   if (whole >= 0) recorder.end(whole);
   const double seconds = recorder.now() - begin;
   longest_step_s_ = std::max(longest_step_s_, seconds);
+  last_token_s_ = seconds / static_cast<double>(plan.tokens());
   state_.step = next;
   state_.sampler = planned.after;
   state_.tokens_seen += plan.tokens();

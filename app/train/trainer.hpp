@@ -71,6 +71,8 @@ class Trainer {
   double predict(const StepPlan& plan);
   /// The held-out loss.  Collective.
   double validate();
+  /// Whether an evaluation follows the step with this number.
+  bool validates_after(std::int64_t step) const;
   /// Whether the time until -t holds no more than one step, one evaluation and one checkpoint.
   bool past_deadline() const;
   /// Collective.  Errors: the run folder is another one's.
@@ -94,7 +96,7 @@ class Trainer {
   bool balance_told_ = false;
   std::string gradient_file_;                 ///< run.dump_gradients until it is written
   std::vector<DeckDifference> deck_changes_;  ///< against the checkpoint that is continued
-  double peak_flops_, longest_step_s_ = 0, longest_evaluation_s_ = 0;
+  double peak_flops_, longest_step_s_ = 0, longest_evaluation_s_ = 0, last_token_s_ = 0;
   std::string told_checkpoint_;  ///< by status.json
   double told_s_ = -std::numeric_limits<double>::infinity();
   Overheads overheads_;

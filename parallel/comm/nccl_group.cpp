@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <set>
 #include <vector>
 
 #include "core/plan/pipeline/pipeline_schedule.hpp"
@@ -271,8 +272,10 @@ void NcclGroup::broadcast(Tensor& tensor, int root) {
 }
 
 std::string NcclGroup::let_ranks_share_gpus(const Communicator& world, const Communicator& machine,
-                                            int gpus) {
-  if (machine.size() <= gpus) return "";
+                                            const std::string& gpu) {
+  const std::vector<std::string> of_ranks = machine.all_gather(gpu);
+  const int gpus = static_cast<int>(std::set(of_ranks.begin(), of_ranks.end()).size());
+  if (machine.size() == gpus) return "";
   setenv("NCCL_HOSTID", fmt::format("{}-{}", host_name(), machine.rank()).c_str(), 0);
   if (machine.size() == world.size()) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   return fmt::format(

@@ -36,13 +36,14 @@ class NcclGroup {
   /// failed).  Polled by every wait of the host: for other ranks (parallel/comm/waits.cpp) and for
   /// the GPU.
   static void check_health();
-  /// NCCL refuses two ranks on one GPU of a host.  Where `machine` has more ranks than `gpus`, each
-  /// rank is made a host of its own, so that any mesh can be tried on one GPU: transfers go through
-  /// sockets (loopback where `world` is this machine), and times mean nothing.  Call it before the
-  /// first group is made.  Returns one line that says so, "" where each rank has its own GPU.
+  /// NCCL refuses two ranks on one GPU of a host.  Where ranks of `machine` name the same `gpu`
+  /// (CudaDevice::identity: launchers may show each rank its own GPU as number 0), each rank is
+  /// made a host of its own, so that any mesh can be tried on one GPU: transfers go through sockets
+  /// (loopback where `world` is this machine), and times mean nothing.  Every rank calls it before
+  /// the first group is made.  Returns one line that says so, "" where each rank has its own GPU.
   /// Variables that the user set (NCCL_HOSTID, NCCL_SOCKET_IFNAME) stay.
   static std::string let_ranks_share_gpus(const Communicator& world, const Communicator& machine,
-                                          int gpus);
+                                          const std::string& gpu);
 
  private:
   struct Impl;

@@ -1,52 +1,16 @@
-"""Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".  Where
-there are fewer GPUs than ranks, ranks share
-them, so that every mesh is tried even on one GPU.  Skips, with the reason, where no GPU answers."""
+"""Whole training runs on GPUs against the host backend: the same deck, run.backend = "cuda".
+Skips, with the reason, where no GPU answers."""
 import itertools
 import os
 import random
-import re
 import signal
 import subprocess
 import unittest
-from concurrent.futures import ThreadPoolExecutor
 
-from runs import DECK, RunCase
+from cuda_case import BACKEND, BESIDE, GPUS, LONG, RATE, WIDE, CudaCase
+from runs import BALLAST
 from test_combinations import BASE, DEGREES, SEED, Design, row_of, table
 
-
-def gpus():
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
-
-
-GPUS = gpus()
-# BALLAST_TEST_BACKEND=host runs the same list without a GPU, to try decks and meshes.
-BACKEND = os.environ.get("BALLAST_TEST_BACKEND", "cuda")
-WORKERS = int(os.environ.get("BALLAST_TEST_WORKERS", 3))  # runs at a time
-RUNS = os.environ.get(
-    "BALLAST_TEST_RUNS", ""
-)  # only runs whose title and overrides this expression finds
-WIDE = (
-    DECK.replace("hidden = 32", "hidden = 256")
-    .replace("intermediate = 64", "intermediate = 512")
-    .replace("head_dim = 8", "head_dim = 64")
-)
-LONG = (
-    WIDE.replace("max_tokens = 300", "max_tokens = 900")
-    .replace("micro_batch_tokens = 300", "micro_batch_tokens = 1800")
-    .replace("global_tokens = 1500", "global_tokens = 3600")
-)
-# Forwards long enough that updates of small buckets run beside them.
-BESIDE = (
-    WIDE.replace("layers = 2", "layers = 6")
-    .replace("max_tokens = 300", "max_tokens = 2000")
-    .replace("micro_batch_tokens = 300", "micro_batch_tokens = 8192")
-    .replace("global_tokens = 1500", "global_tokens = 32768")
-)
-RATE = "optimizer.learning_rate=0.001"
 SLASH = [
     "attention.pattern=vertical_slash",
     "attention.vertical_share=0.3",
@@ -68,115 +32,7 @@ def chunked(tokens, *extra):
     ]
 
 
-@unittest.skipIf(GPUS == 0 and BACKEND == "cuda", "no GPU answers here (nvidia-smi lists none)")
-class Cuda(RunCase):
-    def train(self, name, ranks, *overrides, text=WIDE, **mesh):
-        run = self.out(name)
-        values = {"dp": 1, "cp_outer": 1, "cp_inner": 1, "steps": 30, "every": 0}
-        values.update(mesh)
-        done = self.run_ballast(
-            ranks,
-            "train",
-            self.deck(name + ".toml", text, **values),
-            "-d",
-            run,
-            RATE,
-            "run.hang_timeout_s=45",
-            *overrides,
-        )
-        return run, done
-
-    def curve(self, run):
-        return [float(row["loss"]) for row in self.steps(run) if "loss" in row]
-
-    def compare(self, title, reference, runs, **common):
-        """Trains `reference` (overrides) on one host rank and every (mesh, overrides) of `runs` on
-        GPUs, several at a time.  All of them run
-        whatever fails; what differs is named: the run, the step, both values."""
-
-        def label_of(mesh, overrides):
-            return (
-                f"{title},"
-                f" {' '.join(f'{k} {v}' for k, v in mesh.items()) or 'one rank'}"
-                f" {' '.join(overrides)}"
-            )
-
-        runs = [run for run in runs if re.search(RUNS, label_of(*run))]
-
-        def one(number, mesh, overrides):
-            ranks = 1
-            for key in ("dp", "sp", "cp_outer", "cp_inner", "pp"):
-                ranks *= mesh.get(key, 1)
-            values = {key: value for key, value in mesh.items() if key != "pp"}
-            run, done = self.train(
-                f"{title}-{number}".replace(" ", "-"),
-                ranks,
-                f"run.backend={BACKEND}",
-                f"mesh.pp={mesh.get('pp', 1)}",
-                *overrides,
-                **common,
-                **values,
-            )
-            self.assertNotIn("use the host backend", done.stdout)
-            return self.steps(run)
-
-        with ThreadPoolExecutor(WORKERS) as pool:
-            host = pool.submit(
-                self.train, f"{title}-host".replace(" ", "-"), 1, *reference, **common
-            )
-            pending = [
-                (mesh, overrides, pool.submit(one, number, mesh, overrides))
-                for number, (mesh, overrides) in enumerate(runs)
-            ]
-            expected = [row for row in self.steps(host.result()[0]) if "loss" in row]
-            for mesh, overrides, run in pending:
-                label = label_of(mesh, overrides)
-                with self.subTest(label):
-                    found = [row for row in run.result() if "loss" in row]
-                    self.assertEqual(len(found), len(expected), f"{label}: steps with a loss")
-                    for row, host_row in zip(found, expected):
-                        loss, host_loss = float(row["loss"]), float(host_row["loss"])
-                        bound = 5e-3 if row is found[0] else 3e-2
-                        self.assertLess(
-                            abs(loss - host_loss),
-                            bound * host_loss,
-                            (
-                                f"{label}: loss of step {row['step']} is {loss}, the host's"
-                                f" {host_loss}"
-                            ),
-                        )
-                    norm, host_norm = float(found[0]["grad_norm"]), float(expected[0]["grad_norm"])
-                    self.assertLess(
-                        abs(norm - host_norm),
-                        5e-2 * host_norm,
-                        (
-                            f"{label}: gradient norm of the first step is {norm}, the host's"
-                            f" {host_norm}"
-                        ),
-                    )
-                    for row, host_row in zip(found, expected):
-                        for key in ("recall", "drift"):
-                            self.assertEqual(key in row, key in host_row, f"{label}: {key}")
-                            if key in row:
-                                self.assertLess(
-                                    abs(float(row[key]) - float(host_row[key])),
-                                    2e-2,
-                                    f"{label}: {key} of step {row['step']}",
-                                )
-                    worst = max(
-                        abs(float(a["loss"]) / float(b["loss"]) - 1)
-                        for a, b in zip(found, expected)
-                    )
-                    print(
-                        (
-                            f"# {label}: loss {found[0]['loss']} to {found[-1]['loss']}, worst"
-                            f" against the host {worst:.2e}, first gradient norm"
-                            f" {norm / host_norm - 1:+.2e}"
-                        ),
-                        flush=True,
-                    )
-        return [float(row["loss"]) for row in expected]
-
+class Cuda(CudaCase):
     def test_dense_runs_follow_the_host_on_every_mesh(self):
         meshes = [{}, {"dp": 2}, {"cp_inner": 2}, {"sp": 2}, {"cp_inner": 4}, {"sp": 4}]
         both = {"dp": 2, "cp_inner": 2}
@@ -513,35 +369,6 @@ class Cuda(RunCase):
                         f"{title}: the first run against run {number} {' '.join(overrides)}",
                     )
 
-    def test_updates_beside_a_forward_change_no_digit(self):
-        """Buckets of a layer each are updated beside the next forward, one bucket of all before
-        it.  Without clipping, whose norm is summed bucket by bucket, a run's digits are alike."""
-        for title, mesh, overrides in (
-            ("one rank", {}, []),
-            ("zero 0", {"dp": 2}, ["optimizer.zero=0"]),
-            ("zero 1", {"dp": 2}, ["optimizer.zero=1"]),  # whose update waits
-            ("zero 2", {"dp": 2}, ["optimizer.zero=2"]),
-            ("two stages", {}, ["mesh.pp=2"]),
-        ):
-            found = []
-            for size in (1 << 40, 1):
-                run, _ = self.train(
-                    f"{title}-{size}".replace(" ", "-"),
-                    1 if title == "one rank" else 2,
-                    f"run.backend={BACKEND}",
-                    "run.deterministic=true",
-                    "optimizer.clip_norm=0",
-                    f"optimizer.bucket_bytes={size}",
-                    *overrides,
-                    text=BESIDE,
-                    steps=6,
-                    **mesh,
-                )
-                found.append(self.curve(run))
-            with self.subTest(title):
-                self.assertEqual(*found)
-                self.assertLess(found[0][-1], found[0][0])
-
     def test_restart_is_bit_identical(self):
         for title, text in (("alone", WIDE), ("beside", BESIDE)):
             common = [
@@ -565,6 +392,30 @@ class Cuda(RunCase):
             )
             with self.subTest(title):
                 self.assertEqual(self.losses(whole), self.losses(parts))
+
+    def test_ranks_that_are_shown_one_gpu_each_do_not_share(self):
+        """Launchers may show every rank its own GPU, as number 0: NCCL uses NVLink then."""
+        if GPUS < 2:
+            self.skipTest("needs two GPUs")
+        alone = self.out("alone.sh")
+        with open(alone, "w") as file:
+            file.write('export CUDA_VISIBLE_DEVICES=$PMI_RANK\nexec "$@"\n')
+        command = self.command
+        self.command = lambda ranks, *arguments: [
+            *command(ranks)[:3],
+            "sh",
+            alone,
+            BALLAST,
+            *arguments,
+        ]
+        mesh = {"dp": 2, "steps": 4}
+        run, done = self.train("shown-one", 2, f"run.backend={BACKEND}", **mesh)
+        self.assertNotIn("share", done.stdout)
+        self.command = command
+        whole, done = self.train("shown-all", 2, f"run.backend={BACKEND}", **mesh)
+        self.assertNotIn("share", done.stdout)
+        for found, expected in zip(self.curve(run), self.curve(whole)):
+            self.assertLess(abs(found - expected), 2e-2 * expected)
 
     def test_a_stopped_rank_is_reported_within_the_time_limit(self):
         run = self.out("stopped")

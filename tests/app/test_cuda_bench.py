@@ -4,7 +4,8 @@ import json
 import unittest
 
 from runs import RunCase
-from test_cuda import GPUS, MOBA, WIDE
+from cuda_case import GPUS, WIDE
+from test_cuda import MOBA
 
 
 @unittest.skipIf(GPUS == 0, "no GPU answers here (nvidia-smi lists none)")

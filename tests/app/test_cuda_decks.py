@@ -8,9 +8,9 @@ import random
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
+from cuda_case import BACKEND, GPUS, WORKERS
 from runs import RunCase
 from test_combinations import BASE, SEED, Design, table
-from test_cuda import BACKEND, GPUS, WORKERS
 from test_memory import TABLE_KEYS
 
 DECKS = int(os.environ.get("BALLAST_TEST_DECKS", 24))

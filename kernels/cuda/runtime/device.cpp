@@ -139,13 +139,16 @@ CudaDevice::CudaDevice(int local_rank) {
   const cudaError_t opened = cudaSetDevice(index_);
   require(
       opened != cudaErrorMemoryAllocation,
-      "CUDA: GPU {} has no memory left for another process; `nvidia-smi` lists those that use it",
+      "CUDA: GPU {} has no room for another process: its memory is in use, or too many processes "
+      "share it; `nvidia-smi` lists them",
       index_);
   check(opened, "cudaSetDevice");
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties");
   description_ = fmt::format("{} #{} (sm_{}{}, {} GiB)", properties.name, index_, properties.major,
                              properties.minor, properties.totalGlobalMem >> 30);
+  for (const char byte : properties.uuid.bytes)
+    identity_ += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   for (cudaStream_t& stream : g_streams)
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   cudaMemPool_t pool;

@@ -40,6 +40,9 @@ class CudaDevice final : public Device {
   void wait(Fence fence) override;
   std::int64_t used_bytes() override;
   int index() const { return index_; }
+  /// The card's UUID in hexadecimal: the same for every process that uses it, whatever number it
+  /// has under CUDA_VISIBLE_DEVICES.
+  const std::string& identity() const { return identity_; }
 
  private:
   /// Events are used again: a fence older than the latest kFences of its queue stands for the
@@ -52,7 +55,7 @@ class CudaDevice final : public Device {
   cudaEvent_t event_of(Fence fence) const;
   int index_ = 0;
   Fences fences_[kQueues];
-  std::string description_;
+  std::string description_, identity_;
 };
 
 /// Page-locked host memory (core's pinned_device).  It goes back to the system at the next

@@ -52,7 +52,7 @@ TEST(Sampler, ShuffleIsUniform) {
   for (const auto& [order, count] : counts) EXPECT_NEAR(count, 2500, 300) << "seed " << test_seed();
 }
 
-TEST(Sampler, AStepOfMoreSamplesThanCanBePlannedNamesItsKey) {
+TEST(SamplerSlow, AStepOfMoreSamplesThanCanBePlannedNamesItsKey) {
   Sampler sampler(1000, test_seed(), 0);
   SamplerPosition at;
   EXPECT_EQ(std::ssize(sampler.next(at, kMostStepSamples, 0, one)), kMostStepSamples);

@@ -82,7 +82,7 @@ TEST(PlanStep, EveryMethodGivesASoundPlanOfAllSamples) {
       }
 }
 
-TEST(PlanStep, RandomPlansReplayWithoutDeadlock) {
+TEST(PlanStepSlow, RandomPlansReplayWithoutDeadlock) {
   std::uint64_t draw = 0;
   const auto random = [&](int below) {
     return static_cast<int>(random_bits(17, stream_of("placements"), draw++) %
@@ -133,7 +133,7 @@ TEST(PlanStep, RandomPlansReplayWithoutDeadlock) {
 
 /// Long samples in chunks beside short ones on four stages: forwards of chunks that keep nothing
 /// run ahead as far as transfers may, and lists that know nothing of one another met in a circle.
-TEST(PlanStep, ChunksThatRunAheadMeetInOneOrder) {
+TEST(PlanStepSlow, ChunksThatRunAheadMeetInOneOrder) {
   StepOptions options = options_of(3, 4, Batching::chunkflow);
   options.pipeline.schedule = ScheduleKind::state_aware_1f1b;
   options.pipeline.search = 1;

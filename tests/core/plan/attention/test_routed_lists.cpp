@@ -50,10 +50,10 @@ struct Choice {
 
 TEST(RoutedLists, HoldEveryChoiceOnceInOrder) {
   std::mt19937_64 rng(test_seed());
-  const Choice choice({300, 1, 17, 40}, 4, rng);
+  const Choice choice({140, 1, 17, 40}, 4, rng);
   const RoutedLists lists = routed_lists(choice.axis, choice.words);
   const int count = choice.axis.query_blocks();
-  ASSERT_EQ(choice.axis.chunks(), 6);
+  ASSERT_EQ(choice.axis.chunks(), 4);
   ASSERT_EQ(static_cast<int>(lists.offset.size()), choice.axis.lists() + 1);
   std::vector<std::set<int>> found(choice.of.size());
   for (int list = 0; list < choice.axis.lists(); ++list) {

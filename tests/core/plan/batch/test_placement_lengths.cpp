@@ -133,7 +133,7 @@ double fixed(const Steps& steps, int sp, int cp, const PlacementCosts& costs) {
   return best;
 }
 
-TEST(PlacementOfLongTailedLengths, BeatsRoundsAndEveryFixedSplit) {
+TEST(PlacementOfLongTailedLengthsSlow, BeatsRoundsAndEveryFixedSplit) {
   const TestCosts costs;
   const std::vector<std::int64_t> lengths = all_lengths();
   const Steps steps = steps_of(lengths, 1), windows = steps_of(lengths, 8);
