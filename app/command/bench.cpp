@@ -86,6 +86,8 @@ int bench_command(const CommandLine& line) {
     benchmark = find_benchmark(line.name);
     cases = cases_of(benchmark, line);
   });
+  check_all(world, cases.size() < 2 || benchmark.name != "heads",
+            "bench heads: one table is written, of one case; choose it with --case");
   nlohmann::ordered_json json;
   for (const auto& [name, config, settings] : cases) {
     // One rank's error is nobody's to catch: the others wait for its transfers, and main ends them.

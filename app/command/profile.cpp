@@ -75,6 +75,7 @@ double sustain(const Communicator& world, const ProfileBins& bins, double second
   RepeatRule rule;  // of each pass a third of the time goes by before the timed sixth
   rule.heat_s = seconds / 3, rule.batch_s = seconds / 6, rule.pass_s = 2 * rule.heat_s;
   rule.least = rule.most = 1;
+  rule.most_runs = std::numeric_limits<std::int32_t>::max();  // `seconds` decide
   layer.repeat(rule);
   std::int64_t tokens = bins.lengths.front();
   for (const std::int64_t n : bins.lengths)
@@ -390,9 +391,11 @@ nlohmann::ordered_json json_of(const Profiled& found) {
                                 {"flops_s", p.flops_s},
                                 {"length_s", p.length_s}});
   }
-  json["held_out_error"] = found.error(&HeldOut::table_s);
-  json["flops_error"] = found.error(&HeldOut::flops_s);
-  json["length_error"] = found.error(&HeldOut::length_s);
+  if (!found.held_out.empty()) {
+    json["held_out_error"] = found.error(&HeldOut::table_s);
+    json["flops_error"] = found.error(&HeldOut::flops_s);
+    json["length_error"] = found.error(&HeldOut::length_s);
+  }
   if (found.selected) json["selection"] = found.selected->values;
   return json;
 }

@@ -138,7 +138,7 @@ class Reference {
       axpy(std::exp(score[x] - lse) * (dp[x] - delta) * run_.scale, k_, gradient_);
     }
     judge(run_.o, i, h, out_, o);
-    judge(run_.dq, i, h, gradient_, dq);
+    if (keys.size() > 1) judge(run_.dq, i, h, gradient_, dq);  // else zero but for rounding
     const double found = element(run_.lse, h * run_.q.size(0) + i),
                  off = std::abs(found - lse) / std::max(1.0, std::abs(lse));
     lse_error = larger(off, lse_error);
@@ -150,13 +150,17 @@ class Reference {
     read(run_.v, j, kv, v_);
     gradient_.assign(k_.size(), 0);
     gradient_v_.assign(k_.size(), 0);
+    bool shared = false;  // with other keys by some query: else dk is zero but for rounding
     for (std::int64_t i = 0; i < run_.q.size(0); ++i) {
       const KeyInterval seen = index_.visible.row(i);
       if (j < seen.begin || j >= seen.end) continue;
       for (std::int64_t h = kv * group_; h < (kv + 1) * group_; ++h)
-        if (computes(h, i, j)) add_query(i, h);
+        if (computes(h, i, j)) {
+          add_query(i, h);
+          shared = shared || !computes_one(h, i);
+        }
     }
-    judge(run_.dk, j, kv, gradient_, dk);
+    if (shared) judge(run_.dk, j, kv, gradient_, dk);
     judge(run_.dv, j, kv, gradient_v_, dv);
   }
 
@@ -169,6 +173,14 @@ class Reference {
     return std::any_of(runs.begin(), runs.end(), [&](const BlockRun& r) {
       return key / kBlock >= r.first && key / kBlock < r.last;
     });
+  }
+  bool computes_one(std::int64_t head, std::int64_t query) const {
+    const KeyInterval seen = index_.visible.row(query);
+    std::int64_t keys = 0;
+    for (const BlockRun& r : runs_at(index_, head, query))
+      keys += std::max<std::int64_t>(0, std::min<std::int64_t>(r.last * kBlock, seen.end) -
+                                            std::max<std::int64_t>(r.first * kBlock, seen.begin));
+    return keys == 1;
   }
   /// A query's part of the gradients of the key whose rows are k_ and v_.
   void add_query(std::int64_t i, std::int64_t h) {

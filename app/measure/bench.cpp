@@ -95,7 +95,11 @@ DType BenchSettings::float_type(Space space) const {
 std::uint64_t BenchSettings::seed() const {
   if (text("seed").empty())
     return static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
-  return static_cast<std::uint64_t>(integer("seed", 0));
+  return number<std::uint64_t>("seed", text("seed"), "a whole number from 0 on");
+}
+
+std::uint64_t BenchSettings::seed(const Communicator& world) const {
+  return std::stoull(world.broadcast(fmt::to_string(seed()), 0));
 }
 
 nlohmann::ordered_json to_json(const Timing& timing) {

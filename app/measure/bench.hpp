@@ -12,6 +12,7 @@
 #include "core/base/tensor.hpp"
 #include "core/config/config.hpp"
 #include "core/observe/events.hpp"
+#include "parallel/comm/comm.hpp"
 
 namespace ballast {
 
@@ -32,6 +33,8 @@ class BenchSettings {
   /// Setting "dtype": f32 (when empty) or f64 on the host, bf16 on a GPU.
   DType float_type(Space space) const;
   std::uint64_t seed() const;  ///< setting "seed"; from the clock when it is empty
+  /// The same on all ranks.  Collective.
+  std::uint64_t seed(const Communicator& world) const;
 
  private:
   std::map<std::string, std::string> values_;

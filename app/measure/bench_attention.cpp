@@ -37,7 +37,7 @@ std::vector<std::int64_t> segment_lengths(const BenchSettings& settings, std::in
   if (source != "random") {
     std::ifstream file(source);
     for (std::int64_t n = 0; file >> n;) pool.push_back(n);
-    require(!pool.empty() && *std::min_element(pool.begin(), pool.end()) > 0,
+    require(file.eof() && !pool.empty() && *std::min_element(pool.begin(), pool.end()) > 0,
             "bench setting lengths={}: no file of positive lengths, one a line", source);
   }
   for (std::int64_t left = tokens; left > 0; left -= lengths.back()) {
@@ -190,8 +190,8 @@ void check(const Attention& attention, const Shape& s, std::int64_t samples, Ben
   result.text += fmt::format("  error against fp64, sampled rows: {}\n", to_string(errors));
   require(errors.worst() <= error_limit(s.type),
           "bench attention: error {:.1e} against the fp64 reference is above {:.0e}: the result "
-          "is wrong ({})",
-          errors.worst(), error_limit(s.type), to_string(errors));
+          "is wrong ({}, seed={})",
+          errors.worst(), error_limit(s.type), to_string(errors), s.seed);
 }
 
 void time_beside_product(Attention& attention, const Shape& s, const BenchDevice& where,

@@ -103,7 +103,7 @@ class HeadSearch {
         last_(parse_or_fail<CoverageRows>(settings.text("queries"), "bench heads: queries") ==
               CoverageRows::last),
         rows_(settings.integer("rows")),
-        seed_(settings.seed()),
+        seed_(settings.seed(session.mesh.world)),
         mine_(plan_.list(session.mesh.at.dp)) {
     found_.budget = settings.real("pairs", 0, 1);
     std::vector<MicroBatch> all;  // every rank tries the same
@@ -113,6 +113,8 @@ class HeadSearch {
     found_.heads = static_cast<int>(session.options.model.query_heads);
     found_.sums.assign(found_.of(found_.candidates.size(), 0, 0, 0), 0);
   }
+
+  std::uint64_t seed() const { return seed_; }
 
   /// One forward pass with dense attention, whose Q and K every candidate chooses from.
   Measured run() {
@@ -268,6 +270,9 @@ Config searched(const Config& deck) {
 
 BenchResult run(const Config& deck, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
+  together(world, [&] {
+    if (world.rank() == 0) check_head_table_target(settings.text("out"));
+  });
   Session session(world, searched(deck));
   session.recorder.enabled = false;
   take_weights(session, settings.text("checkpoint"));
@@ -301,7 +306,7 @@ BenchResult run(const Config& deck, const BenchSettings& settings) {
                  {"rows", settings.integer("rows")},
                  {"samples", samples.size()},
                  {"held_out", held_out},
-                 {"seed", settings.seed()},
+                 {"seed", search.seed()},
                  {"dense_below", dense_below}};
   Chosen chosen;
   TextTable table({"layer", "head", "pattern", "recall", "pairs", "best of another pattern"});

@@ -29,7 +29,7 @@ class LeakTest {
         at_(settings.real("at", 0, 1)),
         align_(settings.integer("align")),
         rows_(settings.integer("rows")),
-        seed_(settings.seed()),
+        seed_(settings.seed(session.mesh.world)),
         mine_(plan_.list(session.mesh.at.dp)) {}
 
   /// `redrawn`: tokens from each sample's cut on are drawn anew.
@@ -55,6 +55,11 @@ class LeakTest {
               session_.links, {prepare, {}, take, nullptr}, nullptr);
     session_.index_made = nullptr;
     return pass;
+  }
+
+  /// Tokens of a sample from the cut on.
+  std::int64_t redrawn(std::int64_t sample) const {
+    return std::max<std::int64_t>(0, session_.dataset->length(sample) - cut(sample));
   }
 
  private:
@@ -94,7 +99,7 @@ class LeakTest {
     for (const AxisRange& range : axes.queries) {
       if (range.padding()) continue;
       const std::int64_t end = cut(batch.segments[static_cast<std::size_t>(range.segment)].sample);
-      const std::int64_t step = std::max<std::int64_t>(1, end / rows_);
+      const std::int64_t step = std::max<std::int64_t>(1, (end + rows_ - 1) / rows_);
       for (std::int64_t p = range.position; p < std::min(range.end(), end); ++p)
         if (p % step == 0) rows.push_back({range.segment, p, 1});
     }
@@ -162,17 +167,24 @@ BenchResult run(const Config& deck, const BenchSettings& settings) {
   std::iota(samples.begin(), samples.end(), std::int64_t{0});
   const double at = settings.real("at", 0, 1);
   LeakTest test(session, planner.evaluation(samples), settings);
+  std::int64_t redrawn = 0;
+  for (const std::int64_t sample : samples) redrawn += test.redrawn(sample);
+  check_all(world, redrawn > 0,
+            fmt::format("bench leak: none of {} samples has a token behind its cut, at least {} "
+                        "tokens (align); choose longer samples, a smaller at or align",
+                        samples.size(), settings.integer("align")));
   const Pass before = test.run(false), after = test.run(true);
   const Leak leak = compare(before, after, world);
   const double pairs = leak.changed_pairs / std::max(1.0, leak.pairs),
                tokens = leak.changed_tokens / std::max(1.0, leak.tokens);
   BenchResult result;
   result.text = fmt::format(
-      "leak {}{}: tokens from {:.2f} of each of {} samples on are drawn anew; of those before\n"
+      "leak {}{}: {} tokens, from {:.2f} of each of {} samples on, are drawn anew; of those "
+      "before\n"
       "  {:.4f} of the computed pairs change, {:.4f} of the tokens have other logits, the largest "
       "change of a log-probability is {:.3g}\n",
-      name(config.attention.pattern), session.options.attention.causal() ? " causal" : "", at,
-      samples.size(), pairs, tokens, leak.largest);
+      name(config.attention.pattern), session.options.attention.causal() ? " causal" : "", redrawn,
+      at, samples.size(), pairs, tokens, leak.largest);
   if (session.tuning)
     result.text +=
         "  at dst.base_budget: budgets that DST picks in training follow later tokens as well\n";
@@ -181,6 +193,7 @@ BenchResult run(const Config& deck, const BenchSettings& settings) {
                  {"selection", name(config.attention.selection)},
                  {"samples", samples.size()},
                  {"at", at},
+                 {"redrawn_tokens", redrawn},
                  {"pairs", leak.pairs},
                  {"changed_pairs_share", pairs},
                  {"tokens", leak.tokens},

@@ -306,8 +306,7 @@ BenchResult run(const BenchSettings& settings) {
                 settings.integer("kv_heads"),
                 settings.integer("head_dim"),
                 DType::f32,
-                settings.seed()};
-  p.seed = std::stoull(world.broadcast(std::to_string(p.seed), 0));
+                settings.seed(world)};
   // Settings are the same on every rank: what is wrong with them is found here, by all.
   for (const char* key : {"repeats", "stripe", "samples"}) settings.integer(key);
   settings.boolean("check");

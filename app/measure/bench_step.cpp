@@ -1,7 +1,9 @@
 // `ballast bench step DECK`: time of whole training steps, without log, trace and checkpoints.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <tuple>
 
@@ -10,6 +12,7 @@
 #include "app/observe/overheads.hpp"
 #include "app/observe/peak_rate.hpp"
 #include "app/train/budget_tuning.hpp"
+#include "app/train/pair_reference.hpp"
 #include "app/train/step_planner.hpp"
 #include "app/train/train_step.hpp"
 
@@ -42,18 +45,30 @@ std::string notes(const Session& session, double peak) {
           : "");
 }
 
+/// The upper one of an even number.
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 /// What the timed steps gave, and the steps after them.
 struct Measured {
   std::vector<double> times;  ///< of each timed step, on the slowest rank
   std::int64_t put_off = 0;   ///< trials of products' algorithms that waited in timed steps
   double tokens = 0, flops = 0, loss = 0;
+  bool alike = true;                     ///< all timed steps have as many tokens and FLOPs
   std::map<std::string, double> shares;  ///< of tuning and planning, Overheads::shares
   BudgetFacts budgets;                   ///< of all ranks in the timed steps
   std::optional<StepProfile> profile;
   std::vector<std::string> notes;  ///< of the profile table
 
   double mean_tokens() const { return tokens / static_cast<double>(times.size()); }
-  double mean_flops() const { return flops / static_cast<double>(times.size()); }
+  /// That the tokens took: of steps that are alike the median each, which one disturbed step does
+  /// not move.
+  double seconds() const {
+    return alike ? median(times) * static_cast<double>(times.size())
+                 : std::accumulate(times.begin(), times.end(), 0.0);
+  }
 };
 
 /// Adds a step's budgets of all ranks to `all`.  Collective.
@@ -127,8 +142,13 @@ Measured measure(Session& session, const BenchSettings& settings) {
     if (i < warmup || i >= timed) continue;
     m.times.push_back(seconds);
     m.put_off += world.all_reduce(choices_put_off(session.backend) - put_off, Reduction::max);
-    m.tokens += static_cast<double>(planned.plan.tokens());
-    m.flops += session.training_flops(planned.plan);
+    const auto tokens = static_cast<double>(planned.plan.tokens());
+    const double flops = session.training_flops(planned.plan);
+    m.tokens += tokens;
+    m.flops += flops;
+    const auto count = static_cast<double>(m.times.size());
+    m.alike =
+        m.alike && m.tokens == count * tokens && std::abs(m.flops - count * flops) < 1e-9 * m.flops;
     m.loss = found.loss;
     if (session.config.dst.enabled) add_budgets(world, session.tuning->facts(), m.budgets);
   }
@@ -145,10 +165,11 @@ struct Row {
 
 std::string table(const Session& session, const Measured& m, const Row& row, double peak) {
   const ModelShape& model = session.options.model;
-  std::string text = fmt::format(
-      "step {} on {} x {}, {:.0f} tokens a step, {} parameters in {}\n", model.preset,
-      session.mesh.world.size(), session.device.description(), m.mean_tokens(), model.parameters(),
-      session.config.run.fp8() ? "fp8" : name(session.parameters.dtype()));
+  std::string text = session.backend.note.empty() ? "" : "# " + session.backend.note + "\n";
+  text += fmt::format("step {} on {} x {}, {:.0f} tokens a step, {} parameters in {}\n",
+                      model.preset, session.mesh.world.size(), session.device.description(),
+                      m.mean_tokens(), model.parameters(),
+                      session.config.run.fp8() ? "fp8" : name(session.parameters.dtype()));
   text += fmt::format("  {:>10} {:>10} {:>10} {:>14} {:>13} {:>7} {:>10} {:>10} {:>8}\n",
                       "median_s", "min_s", "max_s", "tokens/s/rank", "TFLOP/s/rank", "mfu",
                       "memory_gib", "device_gib", "loss");
@@ -199,17 +220,21 @@ nlohmann::ordered_json figures(const Session& session, const Measured& m, const 
 
 BenchResult run(const Config& config, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
+  reset_peak_memory();  // cases of a deck run one after another
   Session session(world, config);
+  check_all(
+      world, config.run.backend == Backend::host || session.device.space() == Space::cuda,
+      fmt::format("bench step: {}; run.backend=host measures the host", session.backend.note));
   if (!config.model.weights.empty()) session.parameters.initialise(config.run.seed);  // not read
+  load_pairs(session);
   choose_products_early(session.backend);
   const double peak = dense_peak_flops(session.device, session.parameters.dtype());
   const Measured m = measure(session, settings);
-  std::vector<double> times = m.times;
-  std::sort(times.begin(), times.end());
-  Row row{.timing = {times[times.size() / 2], times.front(), times.back()}};
-  const double rank_seconds = row.timing.median_s * world.size();
-  row.tokens_per_s = m.mean_tokens() / rank_seconds;
-  row.flops_per_s = m.mean_flops() / rank_seconds;
+  const auto [least, most] = std::minmax_element(m.times.begin(), m.times.end());
+  Row row{.timing = {median(m.times), *least, *most}};
+  const double rank_seconds = m.seconds() * world.size();
+  row.tokens_per_s = m.tokens / rank_seconds;
+  row.flops_per_s = m.flops / rank_seconds;
   row.mfu = row.flops_per_s / peak;
   std::tie(row.memory_gib, row.device_gib) = peak_memory(session);
   return {table(session, m, row, peak), figures(session, m, row)};

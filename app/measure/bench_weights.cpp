@@ -10,6 +10,9 @@ void take_weights(Session& session, const std::string& checkpoint) {
                              session.config.optimizer.zero, {}, nullptr,
                              muon_options(session.config));
   load_base(session);
+  check_all(session.mesh.world, checkpoint != "latest" && checkpoint != "best",
+            fmt::format("bench setting checkpoint={}: no run folder is known here; name the file",
+                        checkpoint));
   if (!checkpoint.empty())
     restore(session, optimizer, checkpoint, "", false);
   else if (!session.config.model.weights.empty())

@@ -8,12 +8,6 @@
 #include "core/predict/latency_model.hpp"
 
 namespace ballast {
-namespace {
-
-constexpr double kMostRuns = 1000;  // of a batch
-
-}  // namespace
-
 ProfileBins::ProfileBins(const Config& config, bool gpu)
     : pattern(budget_pattern(config)),
       block_tokens(budget_block_tokens(config)),
@@ -73,7 +67,7 @@ std::vector<double> estimated_run_seconds(const std::vector<ProfilePoint>& point
 
 std::int64_t RepeatRule::warmups(double run_s) const {
   const auto within = [&](double seconds) {
-    return static_cast<std::int64_t>(std::min(seconds / std::max(run_s, 1e-9), kMostRuns));
+    return static_cast<std::int64_t>(std::min(seconds / std::max(run_s, 1e-9), most_runs));
   };
   const std::int64_t few =
       std::clamp<std::int64_t>(within(pass_s), 1, std::max<std::int64_t>(1, warmup));
@@ -82,7 +76,7 @@ std::int64_t RepeatRule::warmups(double run_s) const {
 
 std::int64_t RepeatRule::runs(double run_s) const {
   return static_cast<std::int64_t>(
-      std::ceil(std::clamp(batch_s / std::max(run_s, 1e-9), 1.0, kMostRuns)));
+      std::ceil(std::clamp(batch_s / std::max(run_s, 1e-9), 1.0, most_runs)));
 }
 
 std::int64_t RepeatRule::batches(double run_s) const {

@@ -52,6 +52,7 @@ std::vector<double> estimated_run_seconds(const std::vector<ProfilePoint>& point
 struct RepeatRule {
   double batch_s = 0.004, pass_s = 0.1, heat_s = 0;
   std::int64_t warmup = 2, least = 3, most = 9;
+  double most_runs = 1000;                   ///< of a batch, and of those that heat
   std::int64_t warmups(double run_s) const;  ///< untimed runs: one, and more of short work
                                              ///< (up to `warmup`, or until the device is hot)
   std::int64_t runs(double run_s) const;     ///< in one batch

@@ -20,7 +20,7 @@ struct GroupRule {
   const char* group;
 };
 // The first that fits counts.
-constexpr std::array<GroupRule, 27> kRules = {{
+constexpr std::array<GroupRule, 28> kRules = {{
     {"attention_forward", "attention forward"},
     {"forward_plain", "attention forward"},
     {"merge_kernel", "attention forward"},
@@ -46,6 +46,7 @@ constexpr std::array<GroupRule, 27> kRules = {{
     {"nccl", "NCCL"},
     {"[mem", "memory sets and copies"},
     {"_attention_cu", "attention index and order"},
+    {"accumulate_offsets", "attention index and order"},
     {"_cu_", "attention index and order"},
     {"ballast", "other"},
 }};

@@ -10,14 +10,15 @@ namespace ballast {
 
 std::string json_problem(const std::string& file) {
   if (file.empty()) return "";
-  const bool there = std::filesystem::exists(file);
-  if (std::error_code ignored; std::filesystem::is_regular_file(file, ignored)) {
+  std::error_code ignored;
+  const bool there = std::filesystem::exists(file, ignored);
+  if (std::filesystem::is_regular_file(file, ignored)) {
     std::ifstream old(file);
     if (char first = '{'; old >> first && first != '{' && first != '[')
       return fmt::format("--json {}: this file is there and is no JSON; choose another name", file);
   }
-  const auto folder = std::filesystem::absolute(file).parent_path();
-  if (there && std::filesystem::exists(folder / "config.json"))
+  const auto folder = std::filesystem::absolute(file, ignored).parent_path();
+  if (there && std::filesystem::exists(folder / "config.json", ignored))
     return fmt::format(
         "--json {}: this file is there, beside a model's config.json; choose another "
         "name",

@@ -39,9 +39,9 @@ double dense_peak_flops(const Device& device, DType type) {
   // Dense bf16 rates by NVIDIA's data sheets, of SXM parts where the name says no other.
   const std::string name = device.description();
   const std::pair<const char*, double> rates[] = {
-      {"H200", 989e12},   {"H100 PCIe", 756e12}, {"H100", 989e12},
-      {"H20", 148e12},    {"GH200", 989e12},     {"A100", 312e12},
-      {"GB200", 2500e12}, {"B200", 2250e12},     {"L40S", 362e12}};
+      {"H200 NVL", 835e12}, {"H200", 989e12},  {"H100 NVL", 835e12}, {"H100 PCIe", 756e12},
+      {"H100", 989e12},     {"H20", 148e12},   {"GH200", 989e12},    {"A100", 312e12},
+      {"GB200", 2500e12},   {"B200", 2250e12}, {"L40S", 362e12}};
   for (const auto& [model, rate] : rates)
     if (name.find(std::string("NVIDIA ") + model) != std::string::npos) return rate;
   return 312e12;

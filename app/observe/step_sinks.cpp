@@ -148,8 +148,13 @@ void LogSink::evaluation(const EvaluationFigures& figures) {
 }
 
 void JsonSink::step(const StepStatistics& s) {
+  for (const std::string& key : told_) summary_.erase(key);  // of the step before
+  told_.clear();
   summary_["step"] = s.outcome.step;
-  for (const StepFigure& figure : step_figures(s)) summary_[figure.key] = figure.value;
+  for (const StepFigure& figure : step_figures(s)) {
+    summary_[figure.key] = figure.value;
+    told_.push_back(figure.key);
+  }
   summary_["idle_ranks"] = s.idle_ranks;
 }
 

@@ -90,6 +90,7 @@ class JsonSink final : public StepSink {
 
  private:
   nlohmann::ordered_json& summary_;
+  std::vector<std::string> told_;  ///< figures of the last step
 };
 
 /// One JSON object a line, of each step and each evaluation, appended to `file`.

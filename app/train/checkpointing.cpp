@@ -79,6 +79,7 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
   Restored restored;
   const Communicator& world = session.mesh.world;
   CheckpointShard shard = shard_of(session, optimizer, false);
+  shard.widens = !for_training;
   const std::string folder = run_folder + "/checkpoints";
   const MisfitNote note = [&](const std::string& path, const CheckpointState& state) {
     return model_differences(path, state, session.config.effective_deck());

@@ -512,6 +512,9 @@ void profile_rules(const Config& config, Rules& rules) {
   }
   if (profile.recompute.empty())
     rules.add({"profile.recompute"}, "profile.recompute is empty", "name at least \"none\"");
+  if (std::set(profile.recompute.begin(), profile.recompute.end()).size() <
+      profile.recompute.size())
+    rules.add({"profile.recompute"}, "profile.recompute names a mode twice", "name each once");
 }
 
 }  // namespace

@@ -39,16 +39,21 @@ std::unique_ptr<CheckpointFile> open_checked(const std::string& path, const Comm
   return file;
 }
 
-/// Whether a file's elements of `from` are read into a tensor of `to`: as they are, and moments
-/// to bf16 and from it (optimizer.moments).
-bool readable(const std::string& field, DType from, DType to) {
-  return from == to ||
+/// Whether a file's elements of `from` are read into a tensor of `to`: as they are, moments to bf16
+/// and from it (optimizer.moments), and fp32 to fp64 where the shard says so.
+bool readable(const CheckpointShard& shard, const std::string& field, DType from, DType to) {
+  return from == to || (shard.widens && from == DType::f32 && to == DType::f64) ||
          ((field == "moment1" || field == "moment2") && (from == DType::bf16 || to == DType::bf16));
 }
 
-/// bf16 to fp32 or fp64 exactly, these to the nearest bf16 (of fp32, ties to even); finite values.
+/// bf16 to fp32 or fp64 and fp32 to fp64 exactly, these to the nearest bf16 (of fp32, ties to
+/// even); finite values.
 void convert(const std::byte* from, DType type, std::int64_t count, std::byte* to, DType wanted) {
   const auto n = static_cast<std::size_t>(count);
+  if (type == DType::f32 && wanted == DType::f64) {
+    std::copy_n(reinterpret_cast<const float*>(from), n, reinterpret_cast<double*>(to));
+    return;
+  }
   const auto* narrow = reinterpret_cast<const bf16*>(from);
   const auto as = [&](auto value) {
     using T = decltype(value);
@@ -79,7 +84,7 @@ void check_match(const std::string& path, const std::vector<CheckpointDataset>& 
     require(dataset->shape == parameter.shape, "{}: dataset {} has shape {}, the model's is {}",
             path, dataset->path(), to_string(dataset->shape), to_string(parameter.shape));
     require(
-        readable(part.field, dataset->type, part.tensor.dtype()),
+        readable(shard, part.field, dataset->type, part.tensor.dtype()),
         "{}: dataset {} holds {}, this run keeps {}; use the precision that it was written with",
         path, dataset->path(), name(dataset->type), name(part.tensor.dtype()));
     read.insert(dataset->path());

@@ -51,6 +51,8 @@ struct CheckpointShard {
   /// Fields that the table's first parameters lack, by their first element that has it: the tensor
   /// begins with the shard's first element from there on.  The same on all ranks with this table.
   std::map<std::string, std::int64_t> field_begin;
+  bool widens =
+      false;  ///< reading: fp32 of the file becomes fp64, for what does not go on training
   bool empty() const { return runs.empty(); }
   std::int64_t first_of(const std::string& field) const {
     const auto found = field_begin.find(field);

@@ -1,5 +1,6 @@
 #include "io/profile/head_table.hpp"
 
+#include <filesystem>
 #include <fstream>
 #include <map>
 
@@ -40,6 +41,9 @@ HeadTable read_head_table(const std::string& file) {
   std::string place = "the file";
   try {
     const Json json = Json::parse(stream);
+    for (const char* key : {"layers", "heads"})
+      require(json.at(key).is_number_integer(), "{} must be a whole number, not {}", key,
+              json.at(key).dump());
     HeadTable table(json.at("layers").get<int>(), json.at("heads").get<int>());
     const Json& rules = json.at("rules");
     require(static_cast<int>(rules.size()) == table.layers(), "rules of {} layers for {}",
@@ -74,6 +78,18 @@ nlohmann::ordered_json to_json(const HeadRule& rule) {
   for (const auto& [key, member] : kParameters)
     if (rule.*member != 0) json[key] = rule.*member;
   return json;
+}
+
+void check_head_table_target(const std::string& file) {
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(file, ignored)) {
+    const Json there = Json::parse(std::ifstream(file), nullptr, false);
+    require(there.is_object() && there.contains("rules"),
+            "{}: this file is there and is no table of patterns by head; choose another name",
+            file);
+  }
+  const std::string why = unwritable(file);
+  require(why.empty(), "{} cannot be written: {}", file, why);
 }
 
 void write_head_table(const std::string& file, const nlohmann::ordered_json& text) {

@@ -19,6 +19,8 @@ void check_head_table(const HeadTable& table, const std::string& file, std::int6
                       std::int64_t heads);
 /// Rules of a head as the file has them.
 nlohmann::ordered_json to_json(const HeadRule& rule);
+/// Errors: something else than a table is there, or no file can be.
+void check_head_table_target(const std::string& file);
 /// Writes `text`, which holds "layers", "heads" and "rules".  Error: a file that cannot be written.
 void write_head_table(const std::string& file, const nlohmann::ordered_json& text);
 

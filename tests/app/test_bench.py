@@ -78,8 +78,15 @@ class Bench(RunCase):
         deck, run = self.deck(steps=3), self.out("run")
         found = self.bench(2, "step", deck, "warmup=1")
         self.run_ballast(2, "train", deck, "-d", run)
-        rate = found["tokens_per_s_per_rank"]
-        self.assertAlmostEqual(rate * found["median_s"] * 2 / found["tokens_per_step"], 1, places=6)
+        # Steps of unlike tokens: all of them over all time.  Of alike ones the median step decides.
+        rate, each = found["tokens_per_s_per_rank"], found["tokens_per_step"]
+        self.assertAlmostEqual(rate * 2 * sum(found["steps_s"]) / (2 * each), 1, places=6)
+        alike = ["data.source=lengths", "data.lengths=[200]", "data.validation_share=0"]
+        alike += ["batching.global_tokens=400", "batching.micro_batch_tokens=200"]
+        found = self.bench(2, "step", deck, *alike, "warmup=1")
+        rate, each = found["tokens_per_s_per_rank"], found["tokens_per_step"]
+        self.assertEqual(each, 400)
+        self.assertAlmostEqual(rate * found["median_s"] * 2 / each, 1, places=6)
         peaks = []
         for rank in range(2):
             with h5py.File(os.path.join(run, "trace", f"trace_{rank:05}.h5")) as trace:
@@ -117,7 +124,21 @@ class Bench(RunCase):
         self.assertIn("run.backend=cuda", self.refused(2, "step", self.deck(), "profile=1"))
         self.assertIn("set backend=cuda", self.refused(2, "ring", "tokens=512", "profile=1"))
 
+    def test_segments_of_one_token_have_no_gradients_to_compare(self):
+        for seed in (1, 2, 3, 2**63 + 5):
+            sizes = ["tokens=64", "segments=63", "dtype=f64", f"seed={seed}"]
+            found = self.bench(1, "attention", *sizes)
+            self.assertEqual(found["seed"], seed)
+            self.assertLess(max(found["error"].values()), 1e-11)
+
     def test_mistakes_are_named(self):
+        broken = self.out("broken.txt")
+        for text in ("5 x 7", "1.5", f"{1 << 70}"):
+            with open(broken, "w") as file:
+                file.write(text)
+            said = self.refused(1, "attention", f"lengths={broken}")
+            self.assertIn("no file of positive lengths", said)
+        self.assertIn("whole number", self.refused(1, "gemm", "seed=-1"))
         self.assertIn("do not divide", self.refused(2, "ring", "outer=3"))
         self.assertIn("no multiple", self.refused(1, "attention", "q_heads=3", "kv_heads=2"))
         self.assertIn("contradict", self.refused(1, "attention", "segments=2", "lengths=random"))

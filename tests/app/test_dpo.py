@@ -368,6 +368,11 @@ class Dpo(RunCase):
         self.run_ballast(1, "reference", deck, *FRESH)
         rows, _ = self.train("same", deck, *FRESH)
         self.assertAlmostEqual(rows[0]["loss"], math.log(2), delta=1e-9)
+        timed = self.out("timed.json")
+        step = ["bench", "step", deck, *FRESH, "warmup=0", "repeats=1", "--json", timed]
+        self.run_ballast(2, *step)
+        with open(timed) as file:
+            self.assertAlmostEqual(json.load(file)["loss"], math.log(2), delta=1e-9)
         for command in (["check", deck], ["train", deck, "-d", self.out("seed")]):
             done = self.run_ballast(1, *command, *FRESH, "run.seed=12", status=1)
             self.assertIn("another model", done.stdout + done.stderr)
