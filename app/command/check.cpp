@@ -243,7 +243,10 @@ void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& t
 /// What the simulator says of the first steps, in the twin and as a trace.
 void simulate_steps(const CommandLine& line, const Config& config, const CheckFacts& f,
                     nlohmann::ordered_json& twin) {
-  if ((line.json.empty() && line.trace.empty()) || !config.is_set(&Config::data)) return;
+  if (line.json.empty() && line.trace.empty()) return;
+  require(line.trace.empty() || config.is_set(&Config::data),
+          "no trace of simulated steps: the deck has no block data; state what is trained on");
+  if (!config.is_set(&Config::data)) return;
   try {
     const SimulatedSteps steps(config, line.steps);
     twin["simulated"] = steps.json();
@@ -298,11 +301,12 @@ void print_cases(const std::vector<CheckFacts>& cases) {
 /// What is wrong with a table whose groups `train` would take is a problem.
 void take_groups(Config& config, DeckNeeds needs, std::vector<std::string>& notes,
                  std::vector<std::string>& problems) {
+  const bool stored = takes_stored_groups(config);
   try {
-    require(takes_stored_groups(config), "they are to be selected with `ballast plan`");
+    require(stored, "they are to be selected with `ballast plan`");
     take_stored_groups(config, needs, notes);
   } catch (const Error& e) {
-    if (takes_stored_groups(config)) problems.emplace_back(e.what());
+    if (stored) problems.emplace_back(e.what());
     const BatchingConfig& batching = config.batching;
     const std::int64_t tokens = batching.select_lengths.empty() ? batching.micro_batch_tokens
                                                                 : batching.select_lengths.back();

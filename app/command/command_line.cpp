@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 
@@ -61,16 +63,23 @@ constexpr const char* kAbout =
     "--help deck lists every key of a deck (--help deck BLOCK those of a block), --help "
     "combinations what runs together.  Options --kokkos-* pass through to Kokkos.";
 
+/// CLI11's own checks take "nan" for a number of any size.
+std::string finite_problem(const std::string& text) {
+  return std::isfinite(std::atof(text.c_str())) ? "" : "must be a finite number";
+}
+
 void add_tune_options(CLI::App& sub, TuneLine& tune) {
   sub.add_option("--ranks", tune.ranks, "ranks to plan for (default: those of the deck's mesh)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
   sub.add_option("--memory", tune.memory_gib, "GiB of a rank (default: no limit)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->check(finite_problem);
   sub.add_option(
          "--coverage", tune.coverage,
          "of a sparse pattern with budgets: the least mean coverage of attention, between 0 "
          "and 1; budgets that reach it are searched (default: the deck's budget stays)")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(CLI::Range(0.0, 1.0))
+      ->check(finite_problem);
   sub.add_option("--steps", tune.steps, "steps that the best plans are simulated over")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 10))
       ->capture_default_str();

@@ -32,9 +32,12 @@ double start_limit_s(const CommandLine& line) {
   constexpr std::string_view kKey = "run.hang_timeout_s=";
   double limit_s = RunConfig{}.hang_timeout_s;
   for (const std::string& text : line.overrides)
-    if (text.starts_with(kKey))
-      if (const double stated = std::atof(text.c_str() + kKey.size()); stated > 0)
+    if (text.starts_with(kKey)) {
+      std::string digits = text.substr(kKey.size());
+      std::erase(digits, '_');  // TOML's 1_000
+      if (const double stated = std::atof(digits.c_str()); stated > 0)
         limit_s = std::min(stated, kMostSeconds);
+    }
   return limit_s;
 }
 

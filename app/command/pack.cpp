@@ -82,7 +82,7 @@ struct PackFacts {
     const StepPlacementCosts alone(*costs, work);
     double sum = 0;
     for (const PlannedMicroBatch& m : plan.micro_batches)
-      for (const Segment& s : m.segments) sum += seconds({s}, {}, alone);
+      for (const Segment& s : m.segments) sum += seconds({s}, {}, alone, m.align);
     return sum / (options.mesh.replicas());
   }
 };
@@ -124,8 +124,8 @@ Batch batch_of_step(std::int64_t step, const std::vector<SampleLength>& samples,
     return compared->place(samples, placement_options(f.step.batching),
                            *f.step.batching.placement_costs);
   });
-  f.time(plan_placement_step(step, placed, f.step), is_full);
-  return batch_of(step, placed);
+  f.time(plan_placement_step(step, placed, samples, f.step), is_full);
+  return plan_placed(step, placed, samples, f.step.batching);
 }
 
 /// batching.scope = "step": each global batch by itself, as training does.

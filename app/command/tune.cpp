@@ -59,6 +59,7 @@ std::string typed(const CommandLine& line) {
   const TuneLine usual;
   if (t.trials != usual.trials) text += fmt::format(" --trials {}", t.trials);
   if (t.steps != usual.steps) text += fmt::format(" --steps {}", t.steps);
+  if (t.list != usual.list) text += fmt::format(" --list {}", t.list);
   return text;
 }
 
@@ -199,7 +200,7 @@ int tune_command(const CommandLine& line) {
   const TuneLine& asked = line.tune;
   const std::string problem = write_problem(asked);
   require(problem.empty(), "{}", problem);
-  const DeckNeeds needs{.model = true, .data = true, .groups = false};
+  const DeckNeeds needs{.model = true, .data = true, .groups = false, .chooses_groups = true};
   const std::vector<Config> configs = line.configs(needs);
   require(configs.size() == 1, "{} has {} cases; choose one with --case", line.deck_file,
           configs.size());

@@ -10,12 +10,12 @@ double shown(double x) { return std::round(x * 1e6) * 1e-6; }
 
 }  // namespace
 
-RecallSums sum_recall(std::span<const RecallRow> rows) {
+RecallSums sum_recall(std::span<const RecallRow> rows, std::int64_t heads) {
   RecallSums sums;
   for (const RecallRow& row : rows) {
     sums.queries += row.queries;
     sums.mean += row.queries * row.mean;
-    sums.squares += row.queries * row.error * row.queries * row.error;
+    sums.squares += static_cast<double>(heads) * row.queries * row.error * row.queries * row.error;
   }
   return sums;
 }

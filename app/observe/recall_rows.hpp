@@ -11,7 +11,9 @@ namespace ballast {
 struct RecallSums {
   double queries = 0, mean = 0, squares = 0;  ///< weights; weighted means; squared weighted errors
 };
-RecallSums sum_recall(std::span<const RecallRow> rows);
+/// Of a model whose layers have `heads` query heads.  These are measured on the same queries, so
+/// their errors count as equal ones that move together; those of layers and micro-batches do not.
+RecallSums sum_recall(std::span<const RecallRow> rows, std::int64_t heads);
 
 /// Mean of the weighted rows, and half the width of its 95 % interval.
 struct RecallFacts {

@@ -195,7 +195,7 @@ class Comparison {
       const std::vector<SampleLength> of = samples.next(position);
       for (std::size_t s = 0; s < splits_.size(); ++s) {
         const Placement placed = wlb_llm_placement(of, placement, splits_[s], times);
-        sums[s] += simulate(plan_placement_step(n, placed, step), simulation, *costs_).step_s;
+        sums[s] += simulate(plan_placement_step(n, placed, of, step), simulation, *costs_).step_s;
       }
     }
     const auto least =

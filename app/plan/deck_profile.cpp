@@ -20,6 +20,13 @@ std::string layer_text(const ModelShape& m) {
                                  : "");
 }
 
+std::string adapters_text(const LoraOptions& lora) {
+  if (!lora.enabled()) return "none";
+  std::vector<std::string> on;
+  for (const Projection p : lora.projections) on.push_back(name(p));
+  return fmt::format("of rank {} on {}", lora.rank, fmt::join(on, ", "));
+}
+
 /// The kind of device, whichever of them this rank has: without a GPU's number, with the host's
 /// processor.
 std::string hardware_text(const Device& device) {
@@ -40,16 +47,33 @@ std::string product_type(const Config& config, DType type) {
 }  // namespace
 
 std::map<std::string, std::string> planned_identity(const Config& config) {
-  return {{"layer", layer_text(model_shape(config))},
+  const ModelShape model = model_shape(config);
+  return {{"layer", layer_text(model)},
+          {"adapters", adapters_text(model.lora)},
+          {"vocabulary", fmt::to_string(model.vocabulary)},
           {"dtype", product_type(config, config.run.type())}};
 }
 
 std::map<std::string, std::string> measured_identity(const Config& config, const Device& device,
                                                      DType type) {
-  return {{"layer", layer_text(model_shape(config))},
-          {"dtype", product_type(config, type)},
-          {"hardware", hardware_text(device)},
-          {"kernels", kernel_hash()}};
+  std::map<std::string, std::string> identity = planned_identity(config);
+  identity["dtype"] = product_type(config, type);
+  identity["hardware"] = hardware_text(device);
+  identity["kernels"] = kernel_hash();
+  return identity;
+}
+
+void compare_identity(const Config& config, const ProfileTable& table,
+                      std::map<std::string, std::string> here, std::vector<std::string>& notes) {
+  const std::string& path = config.profile.table;
+  for (const char* key : {"adapters", "vocabulary"})
+    if (!table.identity.contains(key)) {
+      notes.push_back(
+          fmt::format("{} of the table {}: not stated; here: {}", key, path, here.at(key)));
+      here.erase(key);
+    }
+  const auto found = identity_differences(path, table, here, config.profile.allow_mismatch);
+  notes.insert(notes.end(), found.begin(), found.end());
 }
 
 ProfileTable load_profile(const Config& config, std::vector<std::string>& notes,
@@ -61,7 +85,7 @@ ProfileTable load_profile(const Config& config, std::vector<std::string>& notes,
   const ProfileTable table = read_profile(path);
   const auto here = device == nullptr ? planned_identity(config)
                                       : measured_identity(config, *device, config.run.type());
-  notes = identity_differences(path, table, here, config.profile.allow_mismatch);
+  compare_identity(config, table, here, notes);
   if (const auto hardware = table.identity.find("hardware");
       device == nullptr && hardware != table.identity.end())
     notes.push_back(fmt::format("times of {}, measured on {}", path, hardware->second));

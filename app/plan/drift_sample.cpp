@@ -19,7 +19,10 @@ std::int64_t whole_tokens(const Config& config, const AttentionOptions& attentio
   else if (attention.pattern == PatternKind::xattention)
     taken = 2 * attention.xattention_block;  // the first block and the own one
   else if (attention.pattern == PatternKind::vertical_slash)
-    taken = budget * kBlock;
+    taken = std::max<std::int64_t>(2, budget) * kBlock;  // likewise
+  else if (attention.pattern == PatternKind::by_head ||
+           attention.pattern == PatternKind::flexprefill)
+    taken = 2 * kBlock;
   return std::max(attention.whole_tokens(), taken);
 }
 

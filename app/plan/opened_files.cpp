@@ -124,7 +124,7 @@ OpenedFiles open_files_of(const Config& config) {
       require(data->vocabulary() <= config.model.vocabulary,
               "model.vocabulary = {} is smaller than the data's vocabulary of {}",
               config.model.vocabulary, data->vocabulary());
-      found.longest = sample_length(*data, longest_sample(*data));
+      found.longest = widest_sample(*data, RunOptions::from(config).batching.align);
       found.loss_share = loss_share(*data);
       found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
       refuse_without_loss(*data);

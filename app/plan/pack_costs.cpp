@@ -15,21 +15,18 @@
 namespace ballast {
 namespace {
 
-/// Peak of one rank's part of a pack, forward and backward, without pipeline; activations as
-/// measured where the table has them.
-double rank_bytes(const Config& config, const RunOptions& options, std::int64_t tokens, int ranks,
-                  int layers, const TableCosts* table) {
+/// Peak of one rank's part of a pack, forward and backward, with what `stage` (all layers) holds;
+/// activations as measured where the table has them.
+double rank_bytes(const RunOptions& options, const StageMemory& stage, std::int64_t tokens,
+                  int ranks, int layers, const TableCosts* table) {
   const MeshShape& mesh = options.mesh;
-  StageMemory in = common_memory(config, options);
-  in.model = options.model;
-  in.layers = options.model.layers;
-  in.parameters = options.model.parameters();
+  StageMemory in = stage;
   in.recompute = {Recompute::full, layers};
-  for (const StageMuon& muon : stage_muon(config, options)) muon.add_to(in);
   RankMicroBatch part;
   part.split = joined_split(mesh, ranks, options.model.query_heads);
   part.shard_tokens = part.hop_tokens = (tokens + part.split.ring() - 1) / part.split.ring();
   part.tokens = (part.shard_tokens + part.split.sp - 1) / part.split.sp;
+  part.longest = tokens;
   auto bytes = static_cast<double>(
       replay_memory(in, {{{OpKind::forward}, {OpKind::backward}}, {part}}).total());
   const auto correct = [&](bool recomputed, double of_layers) {
@@ -54,23 +51,26 @@ std::optional<PackCosts> pack_costs(const Config& config, std::vector<std::strin
   const RunOptions options = RunOptions::from(config);
   PackCosts packs;
   packs.costs = plan_costs(config, notes);
+  SimulationOptions all = simulation_options(config, options);
+  all.tune = false;  // one pack has nothing to be tuned to
   packs.seconds = [costs = packs.costs, mesh = options.mesh, layout = options.layout,
                    heads = options.model.query_heads,
-                   all = std::max<std::int64_t>(1, options.model.layers)](const MicroBatch& pack,
-                                                                          int ranks, int layers) {
+                   all](const MicroBatch& pack, int ranks, int layers) {
     StepPlan plan;
     PlannedMicroBatch& m = plan.micro_batches.emplace_back();
     m.segments = pack.segments;
     m.split = joined_split(mesh, ranks, heads);
     plan.layouts = {layout.of(pack, m.split.ring())};
-    SimulationOptions simulation{.layers = all};
+    SimulationOptions simulation = all;
     simulation.recompute = {Recompute::full, layers};
     const auto times = MicroBatchClock(plan, simulation, *costs).times(0);
     return times->forward_s() + times->backward_s();
   };
   const auto table = std::dynamic_pointer_cast<const TableCosts>(packs.costs);
-  packs.bytes = [config, options, table](std::int64_t tokens, int ranks, int layers) {
-    return rank_bytes(config, options, tokens, ranks, layers, table.get());
+  const std::vector<StageMemory> stages = stage_memories(config, options);  // one: pp is 1
+  packs.bytes = [options, stages, table](std::int64_t tokens, int ranks, int layers) {
+    return stages.empty() ? 0
+                          : rank_bytes(options, stages.front(), tokens, ranks, layers, table.get());
   };
   return packs;
 }

@@ -24,8 +24,8 @@ std::optional<PlanPart> plan_pipeline(const Config& config) {
                  "load_balance", "idle_ranks", "peak_live_activations"};
   part.note =
       "bubble_ratio: 1 - forward and backward time / (stages x time of a pipeline from its first "
-      "operation to its last), in which recomputation, transfers and waits are bubble; "
-      "step_time "
+      "operation to its last): a chunk's second forward, transfers and waits are bubble, layers "
+      "that recompute.mode makes again inside a backward are its work; step_time "
       "in seconds, mean of the batches; load_balance: mean / max of useful seconds over all ranks, "
       "idle_ranks: without a micro-batch, means of the batches;\npeak_live_activations: "
       "micro-batches whose activations a "

@@ -1,7 +1,10 @@
 // ballast plan: search over chunk sizes and K (ChunkFlow Section 5): the fastest pair whose fullest
 // rank fits the memory limit.
+#include <memory>
+
 #include "app/plan/plan.hpp"
 #include "app/plan/planned_run.hpp"
+#include "app/plan/planned_samples.hpp"
 #include "app/plan/run_summary.hpp"
 #include "core/config/deck_rules.hpp"
 
@@ -23,8 +26,9 @@ ScheduleKind schedule_of(const Config& config) {
                                                : ScheduleKind::state_aware_1f1b;
 }
 
+/// `files`: what memory is counted with, the longest sample above all.
 Point planned_point(const Config& config, const std::shared_ptr<const Costs>& costs,
-                    std::int64_t tokens, std::int64_t k) {
+                    const OpenedFiles& files, std::int64_t tokens, std::int64_t k) {
   Config point = config;
   point.batching.method = Batching::chunkflow;
   point.pipeline.schedule = schedule_of(config);
@@ -38,7 +42,7 @@ Point planned_point(const Config& config, const std::shared_ptr<const Costs>& co
   }
   result.facts = first_steps(point, costs, config.chunk.search_steps);
   result.step_s = result.facts.mean_step_s();
-  if (config.model.layers > 0) result.bytes = CheckFacts::of(point).largest_rank_bytes();
+  if (config.model.layers > 0) result.bytes = CheckFacts::of(point, files).largest_rank_bytes();
   const double limit = config.chunk.search_memory_gib * (1 << 30);
   result.fits = limit == 0 || static_cast<double>(result.bytes) <= limit;
   return result;
@@ -88,6 +92,10 @@ std::optional<PlanPart> plan_search(const Config& config) {
   if (config.chunk.search_tokens.empty()) return std::nullopt;
   std::vector<std::string> notes;
   const std::shared_ptr<const Costs> costs = plan_costs(config, notes);
+  OpenedFiles files;
+  const std::unique_ptr<Dataset> data = open_planned_data(config);
+  files.longest = sample_length(*data, longest_sample(*data));
+  files.heads = head_table_here(config);
   std::vector<std::int64_t> ks = config.chunk.search_k;
   if (ks.empty()) ks = {1, 2, 4, 8, 16};
   const std::int64_t steps = config.chunk.search_steps;
@@ -109,7 +117,7 @@ std::optional<PlanPart> plan_search(const Config& config) {
   std::string refused;  // what is, and why
   for (const std::int64_t tokens : config.chunk.search_tokens)
     for (const std::int64_t k : ks) {
-      const Point point = planned_point(config, costs, tokens, k);
+      const Point point = planned_point(config, costs, files, tokens, k);
       add_row(config, point, part);
       if (!point.refused.empty()) refused += "\n" + point.refused;
       if (point.fits && (!best || point.step_s < best->step_s)) best = point;

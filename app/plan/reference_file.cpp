@@ -7,6 +7,7 @@
 
 #include "ballast_version.hpp"
 #include "io/deck/deck_difference.hpp"
+#include "io/files/text_file.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 #include "io/model/safetensors.hpp"
 
@@ -84,7 +85,7 @@ std::uint64_t checksum(const ReferenceValues& values) {
 /// What attends otherwise under `config` than when `file` was written; "" for nothing.
 std::string other_attention(const hdf5::Handle& file, const Config& config,
                             const std::string& path) {
-  if (!hdf5::has_attribute(file, "deck")) {  // older files name the pattern alone
+  if (!hdf5::exists(file, "deck")) {  // older files name the pattern alone
     const std::string before = hdf5::read_text_attribute(file, "attention");
     if (before == name(config.attention.pattern)) return "";
     return fmt::format("attention.pattern: {} before, {} now", before,
@@ -92,7 +93,7 @@ std::string other_attention(const hdf5::Handle& file, const Config& config,
   }
   std::vector<std::string> found;
   for (const DeckDifference& d :
-       deck_differences(hdf5::read_text_attribute(file, "deck"), config.effective_deck(), path))
+       deck_differences(hdf5::read_text(file, "deck"), config.effective_deck(), path))
     if (d.key.starts_with("attention.") || d.key == "dst.enabled" || d.key == "dst.base_budget")
       found.push_back(d.text());
   return fmt::format("{}", fmt::join(found, "; "));
@@ -107,6 +108,8 @@ bool is_reference(const hdf5::Handle& file) {
 
 void check_reference_target(const Config& config) {
   const std::string& path = config.dpo.reference;
+  const std::string why = unwritable(path + ".new");
+  require(why.empty(), "dpo.reference = \"{}\" cannot be written: {}", path, why);
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return;
   bool ours = false;
@@ -176,7 +179,7 @@ void write_reference(const Config& config, const ModelShape& shape, const Datase
     hdf5::write_attribute(file, "model", mark_of_model(config, shape));
     hdf5::write_attribute(file, "weights_from",
                           weights.empty() ? std::string("initial values") : weights);
-    hdf5::write_attribute(file, "deck", config.effective_deck());
+    hdf5::write_text(file, "deck", config.effective_deck());
     hdf5::write_attribute(file, "checksum", checksum(values));
     hdf5::write_vector<double>(file, "chosen", values.chosen);
     hdf5::write_vector<double>(file, "rejected", values.rejected);

@@ -222,7 +222,7 @@ void replay_steps(const Config& config, const LargestMicroBatch& largest, CheckF
         full_micro_batches(f, std::min(micro_batches, most), chunked ? largest.longest : 0),
         largest.group, planned));
   };
-  if (f.options.batching.method == Batching::balanced &&
+  if (f.options.batching.method == Batching::balanced && largest.longest > 0 &&
       (largest.longest > f.micro_batch_tokens || trains_pairs(config))) {
     SampleLength longest = f.files.longest;
     if (longest.tokens == 0) longest = {0, largest.longest, largest.longest - 1};

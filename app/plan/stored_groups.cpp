@@ -7,6 +7,7 @@
 #include "core/base/hash.hpp"
 #include "core/config/deck_value.hpp"
 #include "core/config/run_options.hpp"
+#include "core/config/step_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "io/profile/profile_file.hpp"
 
@@ -46,24 +47,44 @@ std::size_t differences(const Uses& a, const Uses& b) {
   }));
 }
 
+/// What attention costs and keeps by.
+std::string attention_text(const Config& config) {
+  std::string text = name(config.attention.pattern);
+  const DstOptions dst = dst_options(config);
+  if (dst.base_budget > 0)
+    text += fmt::format(", budget {} of blocks of {} tokens", dst.base_budget,
+                        budget_block_tokens(config));
+  if (config.dst.enabled) text += fmt::format(", dst.budgets {}", to_text(dst.candidates));
+  if (config.attention.expected_sparsity > 0)
+    text += fmt::format(", attention.expected_sparsity {}", config.attention.expected_sparsity);
+  return text;
+}
+
+std::string memory_text(const Config& config) {
+  const double limit = config.batching.select_memory_gib;
+  const OptimizerConfig& optimizer = config.optimizer;
+  std::string text = fmt::format("batching.select_memory_gib {}, optimizer.zero {}",
+                                 limit > 0 ? fmt::format("{}", limit) : "none", optimizer.zero);
+  if (optimizer.kind != OptimizerKind::adamw)
+    text += fmt::format(", optimizer.kind {}", name(optimizer.kind));
+  if (optimizer.bf16_moments()) text += ", optimizer.moments bf16";
+  if (optimizer.bf16_gradients()) text += ", optimizer.gradients bf16";
+  return text;
+}
+
 }  // namespace
 
 std::map<std::string, std::string> groups_made_for(const Config& config) {
   const ModelShape model = model_shape(config);
   const MeshShape mesh = config.mesh;
-  const double limit = config.batching.select_memory_gib;
   return {{"model",
            fmt::format(
                "{} layers, vocabulary {}{}", model.layers, model.vocabulary,
                model.lora.rank > 0 ? fmt::format(", adapters of rank {}", model.lora.rank) : "")},
           {"data", data_text(config)},
           {"ranks", fmt::format("mesh.dp {}, mesh.cp {}", mesh.dp, mesh.cp())},
-          {"memory",
-           fmt::format("batching.select_memory_gib {}, optimizer.zero {}{}{}",
-                       limit > 0 ? fmt::format("{}", limit) : "none", config.optimizer.zero,
-                       config.optimizer.bf16_moments() ? ", optimizer.moments bf16" : "",
-                       config.optimizer.bf16_gradients() ? ", optimizer.gradients bf16" : "")},
-          {"attention", name(config.attention.pattern)},
+          {"memory", memory_text(config)},
+          {"attention", attention_text(config)},
           {"steps", planned_steps_text(config)},
           {"tried", fmt::format("batching.select_lengths {}, select_ranks {}",
                                 to_text(config.batching.select_lengths),
@@ -83,8 +104,7 @@ std::vector<PackGroup> stored_groups(const Config& config, std::vector<std::stri
   const std::string& path = config.profile.table;
   const ProfileTable table = read_profile(path);
   const bool allowed = config.profile.allow_mismatch;
-  const auto mismatch = identity_differences(path, table, planned_identity(config), allowed);
-  notes.insert(notes.end(), mismatch.begin(), mismatch.end());
+  compare_identity(config, table, planned_identity(config), notes);
   require(!table.groups.empty(),
           "profile table {} holds no packing groups, which batching.groups_from = \"profile\" asks "
           "for; select them with `ballast plan {}`",
@@ -110,11 +130,13 @@ std::vector<PackGroup> stored_groups(const Config& config, std::vector<std::stri
 }
 
 void use_groups(Config& config, const std::vector<PackGroup>& groups, DeckNeeds needs) {
-  set_groups(config, groups, "profile table " + config.profile.table);
+  Config with = config;  // as it was where these are refused
+  set_groups(with, groups, "profile table " + config.profile.table);
   std::string all;
-  for (const Problem& problem : problems(config, needs))
-    all += (all.empty() ? "" : "\n") + placed(problem, config.from);
+  for (const Problem& problem : problems(with, needs))
+    all += (all.empty() ? "" : "\n") + placed(problem, with.from);
   require(all.empty(), "{}", all);
+  config = std::move(with);
 }
 
 void take_stored_groups(Config& config, DeckNeeds needs, std::vector<std::string>& notes) {

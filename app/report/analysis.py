@@ -380,7 +380,7 @@ def _window_notes(a):
     for layer in np.unique(a.recall[:, 3]):
         mine = a.recall[a.recall[:, 3] == layer]
         told = _told(a, (a.coverage[:, 3] == layer) & (a.coverage[:, 6] == 1))
-        held = metrics.recall(*mine[:, 6:9].T)[0]
+        held = metrics.recall(mine)[0]
         if abs(told - held) > 0.05:
             a.run.notes.append(
                 f"layer {int(layer)}: the budgets' patterns hold {told:.3f} of the observed"
@@ -392,7 +392,7 @@ def recall(a):
     """Mean recall and half its 95 % interval; empty where it was not measured."""
     if a.recall is None:
         return {}
-    mean, interval = metrics.recall(*a.recall[:, 6:9].T)
+    mean, interval = metrics.recall(a.recall)
     return {"recall": mean, "recall_interval": interval}
 
 

@@ -75,7 +75,7 @@ def recall(a):
     shown += [(f"step {int(s)}", a.recall[a.recall[:, 0] == s]) for s in some(steps, 30)]
     frames = [(label, [_by_head(rows, layers, heads)]) for label, rows in shown]
     mean, interval = np.array(
-        [metrics.recall(*a.recall[a.recall[:, 0] == step][:, 6:9].T) for step in steps]
+        [metrics.recall(a.recall[a.recall[:, 0] == step]) for step in steps]
     ).T
     curve = line("recall", steps, mean, SERIES[0], marks=True)
     curve["error_y"] = {"type": "data", "array": interval, "thickness": 1}
@@ -106,7 +106,7 @@ def _by_head(rows, layers, heads):
     for i, j in np.ndindex(table.shape):
         mine = rows[(rows[:, 3] == layers[i]) & (rows[:, 4] == heads[j])]
         if len(mine):
-            table[i, j] = metrics.recall(*mine[:, 6:9].T)[0]
+            table[i, j] = metrics.recall(mine)[0]
     return heat(names(heads.astype(int)), names(layers.astype(int)), table, "recall", zmax=1)
 
 

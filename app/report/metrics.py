@@ -85,10 +85,12 @@ def sparsity_ratio(computed, visible):
     return 1 - np.divide(computed, visible, out=np.ones_like(visible), where=visible > 0)
 
 
-def recall(queries, means, errors):
-    """Mean weighted by queries, and half of its 95 % interval."""
-    queries = np.asarray(queries, dtype=float)
-    spread = np.sqrt(np.sum((queries * errors) ** 2)) / queries.sum()
+def recall(rows):
+    """Mean of rows of the trace's plan "recall", weighted by queries, and half of its 95 %
+    interval.  Heads of a layer are measured on the same queries: their errors move together."""
+    queries, means, errors = rows[:, 6:9].T
+    heads = len(np.unique(rows[:, 4]))
+    spread = np.sqrt(heads * np.sum((queries * errors) ** 2)) / queries.sum()
     return float(np.sum(queries * means) / queries.sum()), float(1.96 * spread)
 
 

@@ -240,7 +240,7 @@ def recall(a):
         mine = a.recall[a.recall[:, 3] == layer]
         parts = np.average(mine[:, 10:14], axis=0, weights=mine[:, 6])
         rows.append(
-            [str(int(layer)), *metrics.recall(*mine[:, 6:9].T), float(mine[:, 7].min())]
+            [str(int(layer)), *metrics.recall(mine), float(mine[:, 7].min())]
             + [float(mine[:, 9].min()), *map(float, parts)]
         )
     return Table(

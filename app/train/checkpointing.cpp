@@ -69,9 +69,9 @@ std::vector<double> halves(std::uint64_t x) {
 bool names_model(const std::string& key, const Config& config) {
   if (is_model_key(key)) return true;
   if (config.lora.rank == 0) return false;
-  if (key == "lora.alpha") return true;
-  // Without a folder the base that adapters stand beside follows from these.
-  return config.model.weights.empty() && (key == "model.initial_std" || key == "run.seed");
+  // Without a folder the base that adapters stand beside follows from it (and the seed, which
+  // check_sample_order and eval compare).
+  return key == "lora.alpha" || (key == "model.initial_std" && config.model.weights.empty());
 }
 
 Restored restore(Session& session, ShardedOptimizer& optimizer, const std::string& what,

@@ -103,10 +103,12 @@ bool Checkpoints::is_best(double loss, std::int64_t step) {
 }
 
 void Checkpoints::after_step(const CheckpointState& state, bool due) {
+  if (writer_.in_flight()) options_.require_folder();
   settle(writer_.poll());
-  if (!due && failures_ == 0) return;
+  // The attempt that is on its way may be the one that succeeds.
+  if (!due && (failures_ == 0 || writer_.in_flight())) return;
   if (writer_.in_flight()) settle(writer_.finish());
-  start(state);
+  if (due || failures_ > 0) start(state);
 }
 
 void Checkpoints::finish(const CheckpointState& state, bool wanted) {
@@ -132,9 +134,12 @@ void Checkpoints::finish(const CheckpointState& state, bool wanted) {
 
 void Checkpoints::start(const CheckpointState& state) {
   if (saved_step_ == state.step) return;
+  options_.require_folder();
   CheckpointState whole = state;
   whole.run = run_;
   whole.parent = parent_;
+  // What an earlier session said beside is not this one's, but for the file that stays as the best.
+  std::erase_if(whole.extra, [](const auto& entry) { return !entry.first.starts_with("best"); });
   whole.extra["data_contents"] = contents_;
   if (best_) {
     set_best_checkpoint(whole, *best_);
@@ -156,7 +161,8 @@ void Checkpoints::settle(const CheckpointOutcome& outcome) {
     if (best_ && best_->step == outcome.step)
       say_(fmt::format("best checkpoint so far, held-out loss {:.6f}: {}", best_->loss,
                        outcome.path));
-    longest_s_ = std::max(longest_s_, outcome.write_s + outcome.check_s + outcome.waited_s);
+    const double beside_s = outcome.synchronous ? 0 : outcome.write_s + outcome.check_s;
+    longest_s_ = std::max(longest_s_, beside_s + outcome.waited_s);
     const double written = static_cast<double>(outcome.bytes) * 1e-6;
     say_(fmt::format(
         "checkpoint {}  {:.1f} MB written in {:.3f} s ({:.0f} MB/s), read back in "

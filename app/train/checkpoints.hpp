@@ -19,6 +19,8 @@ class Checkpoints {
     int keep = 2, max_failures = 3;
     std::int64_t snapshot_bytes = 0;
     bool best = false;  ///< keep the one of the lowest held-out loss
+    /// Before anything is written or removed in `folder`.  Collective.  Errors: it is another's.
+    std::function<void()> require_folder = [] {};
   };
   /// `say` gets the lines for the log.  Collective.
   Checkpoints(Session& session, ShardedOptimizer& optimizer, Options options,
@@ -26,7 +28,7 @@ class Checkpoints {
   /// Before the optimizer changes the state.
   void release() { writer_.release(); }
   /// After a step.  `due`: the deck wants a checkpoint of `state`; one that failed is tried again
-  /// in any case.  Collective.  Errors: max_failures in a row.
+  /// in any case.  Collective.  Errors: max_failures in a row; the folder is another's.
   void after_step(const CheckpointState& state, bool due);
   /// Whether this held-out loss after `step` steps is the lowest so far and the deck keeps the best
   /// checkpoint, so that one is due.

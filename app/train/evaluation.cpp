@@ -4,9 +4,7 @@ namespace ballast {
 
 Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples) {
   Scope scope(&session.recorder, EventKind::validation);
-  const bool was_enabled = session.recorder.enabled;
-  session.recorder.enabled =
-      false;  // one event for the whole pass: its micro-batches are not those of a training step
+  const OutsideSteps quiet(session.recorder);
   const std::vector<std::int64_t> chosen = session.sampler.evaluated(samples);
   const StepPlan plan = planner.evaluation(chosen);
   const std::vector<MicroBatch> mine = plan.list(session.mesh.at.dp);
@@ -30,7 +28,6 @@ Evaluation evaluate(Session& session, StepPlanner& planner, std::int64_t samples
   };
   run_stage(plan.schedule(session.mesh.at.dp), static_cast<int>(mine.size()), session.model,
             session.links, {prepare, {}, take, nullptr}, nullptr);
-  session.recorder.enabled = was_enabled;
   result.positions.reduce(session.mesh.world);
   result.loss_tokens = plan.loss_tokens;
   result.samples = plan.samples();

@@ -205,7 +205,7 @@ std::vector<std::int32_t> Generator::next(const std::vector<std::vector<std::int
 
 std::vector<GeneratedText> Generator::run() {
   Scope scope(&session_.recorder, EventKind::validation);
-  const bool was_enabled = std::exchange(session_.recorder.enabled, false);
+  const OutsideSteps quiet(session_.recorder);
   std::vector<GeneratedText> texts = prompts_;
   std::vector<std::size_t> live(texts.size());
   std::iota(live.begin(), live.end(), std::size_t{0});
@@ -229,7 +229,6 @@ std::vector<GeneratedText> Generator::run() {
     }
     live = std::move(still);
   }
-  session_.recorder.enabled = was_enabled;
   return texts;
 }
 

@@ -6,7 +6,7 @@
 namespace ballast {
 std::vector<DriftRow> IndexDrift::measure() {
   const AttentionOptions& options = session_.options.attention;
-  const bool was_enabled = std::exchange(session_.recorder.enabled, false);
+  const OutsideSteps quiet(session_.recorder);
   const StepPlan plan = planner_.evaluation({sample_});
   const std::vector<MicroBatch> mine = plan.list(session_.mesh.at.dp);
   ChunkStores stores = session_.chunk_stores(plan);
@@ -41,7 +41,6 @@ std::vector<DriftRow> IndexDrift::measure() {
   run_stage(plan.schedule(session_.mesh.at.dp), static_cast<int>(mine.size()), session_.model,
             session_.links, {prepare, {}, {}, nullptr}, nullptr);
   session_.index_made = nullptr;
-  session_.recorder.enabled = was_enabled;
   return rows;
 }
 

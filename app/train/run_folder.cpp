@@ -21,6 +21,16 @@ namespace ballast {
 namespace fs = std::filesystem;
 namespace {
 
+/// Takes the lock of an open file.  Returns 0, EWOULDBLOCK where another holds it, or why not.
+int take_lock(int descriptor) {
+  while (::flock(descriptor, LOCK_EX | LOCK_NB) != 0)
+    if (errno != EINTR) return errno;
+  return 0;
+}
+
+/// Whether the file system has no locks.
+bool lacks_locks(int code) { return code == ENOSYS || code == EOPNOTSUPP || code == ENOLCK; }
+
 /// What keeps this run out of `path`, or "".  Leaves the lock's descriptor in `lock`.
 std::string claim(const std::string& path, bool resume, int& lock) {
   const char* remedy = resume ? "its run goes on once it can" : "choose another with -d";
@@ -36,11 +46,19 @@ std::string claim(const std::string& path, bool resume, int& lock) {
   if (lock < 0)
     return fmt::format("run folder {} cannot be written: {}; {}", path, std::strerror(errno),
                        remedy);
-  if (::flock(lock, LOCK_EX | LOCK_NB) != 0)
+  const int code = take_lock(lock);
+  if (code == EWOULDBLOCK)
     return fmt::format(
         "run folder {} is in use by another run (it holds {}); wait for it or choose another "
         "folder with -d",
         path, file);
+  if (lacks_locks(code))
+    fmt::print(
+        stderr,
+        "ballast: warning: {} cannot be locked: {}; see that no other run uses this folder\n", file,
+        std::strerror(code));
+  else if (code != 0)
+    return fmt::format("{} cannot be locked: {}; {}", file, std::strerror(code), remedy);
   // An empty log without checkpoints is of a run that began to write and could not.
   const std::string log = path + "/log.txt", checkpoints = path + "/checkpoints";
   const bool logged = fs::exists(log) && (!fs::is_regular_file(log) || fs::file_size(log) > 0 ||
@@ -60,6 +78,11 @@ std::optional<std::pair<std::uint64_t, std::uint64_t>> place_of(const std::strin
   return std::pair<std::uint64_t, std::uint64_t>{info.st_dev, info.st_ino};
 }
 
+std::string text_of(const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
 /// Writes `text` over what a file holds.  Its own blocks are taken, which a full disk still has,
 /// so it is cut only afterwards.  Returns whether it holds `text` now.
 bool overwrite(const std::string& file, const std::string& text) {
@@ -76,14 +99,16 @@ bool overwrite(const std::string& file, const std::string& text) {
 
 RunFolder::RunFolder(const Communicator& world, const std::string& path, bool resume)
     : path_(path), rank_(world.rank()) {
+  std::error_code ignored;
+  if (fs::is_regular_file(status_file(), ignored)) status_before_ = text_of(status_file());
   std::string problem;
   if (world.rank() == 0) problem = claim(path, resume, lock_);
   if (!problem.empty() && lock_ >= 0) {
     ::close(lock_);
     lock_ = -1;
   }
-  if (lock_ >= 0) place_ = place_of(path).value_or(place_);
   check_all(world, problem.empty(), problem);
+  place_ = place_of(path).value_or(place_);
 }
 
 bool RunFolder::stands() {
@@ -99,9 +124,9 @@ bool RunFolder::stands() {
            *there == std::pair<std::uint64_t, std::uint64_t>{held.st_dev, held.st_ino};
   const int fresh = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fresh < 0) return true;
-  if (::flock(fresh, LOCK_EX | LOCK_NB) != 0) {
+  if (const int code = take_lock(fresh); code != 0 && !lacks_locks(code)) {
     ::close(fresh);
-    return false;
+    return code != EWOULDBLOCK;
   }
   ::close(std::exchange(lock_, fresh));
   return true;
@@ -137,9 +162,12 @@ void RunFolder::write_status(const std::string& state, std::int64_t step,
 
 void RunFolder::leave_word(std::int64_t step, const std::string& checkpoint,
                            const std::string& why) const {
-  std::ifstream stream(status_file());
-  const auto said = nlohmann::json::parse(stream, nullptr, false);
-  if (said.is_object() && said.value("state", "") == "failed") return;
+  if (const auto there = place_of(path_); there && *there != place_) return;  // another run's
+  std::error_code ignored;
+  const std::string text =
+      fs::is_regular_file(status_file(), ignored) ? text_of(status_file()) : "";
+  const auto said = nlohmann::json::parse(text, nullptr, false);
+  if (text != status_before_ && said.is_object() && said.value("state", "") == "failed") return;
   if (checkpoint.empty() && said.is_object())  // while a run starts, its last session's hold
     write("failed", said.value("step", step), said.value("checkpoint", ""), why);
   else

@@ -11,9 +11,9 @@ namespace ballast {
 
 class RunFolder {
  public:
-  /// Collective.  Creates and locks `path` (rank 0 holds the lock until the object goes).  Throws
-  /// Error on every rank when another run holds it, when it cannot be written, or when it already
-  /// holds a run and `resume` is false.
+  /// Collective.  Creates and locks `path` (rank 0 holds the lock until the object goes; where the
+  /// file system has no locks, a warning says so).  Throws Error on every rank when another run
+  /// holds it, when it cannot be written, or when it already holds a run and `resume` is false.
   RunFolder(const Communicator& world, const std::string& path, bool resume);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -35,8 +35,9 @@ class RunFolder {
   void write_status(const std::string& state, std::int64_t step, const std::string& checkpoint,
                     const std::string& why = "");
 
-  /// The word `failed` of a rank that ends the run alone, unless another rank has left it.  Without
-  /// a checkpoint step and checkpoint stay those that the file names.
+  /// The word `failed` of a rank that ends the run alone, or of a start that is refused, unless
+  /// this session has left it.  Without a checkpoint step and checkpoint stay those that the file
+  /// names.
   void leave_word(std::int64_t step, const std::string& checkpoint, const std::string& why) const;
 
   const std::string& path() const { return path_; }
@@ -55,7 +56,8 @@ class RunFolder {
 
   std::string path_;
   int rank_, lock_ = -1;
-  std::pair<std::uint64_t, std::uint64_t> place_;  ///< device and inode, of the rank with the lock
+  std::pair<std::uint64_t, std::uint64_t> place_;  ///< device and inode
+  std::string status_before_;                      ///< what an earlier session left in status.json
   bool warned_ = false;                            ///< that status.json cannot be written
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "core/base/error.hpp"
 #include "core/plan/plan_json.hpp"
@@ -62,8 +63,7 @@ StepPlanner::StepPlanner(Session& session, const Costs* costs)
     }
     if (!placed || !trains_pairs(session.config)) return;
     // A pair that no group holds whole is refused now, not at the step that it comes in.
-    const Dataset& data = *session.dataset;
-    plan_step(0, {sample_length(data, longest_sample(data))}, options());
+    plan_step(0, {widest_sample(*session.dataset, session.options.batching.align)}, options());
   });
 }
 
@@ -148,7 +148,8 @@ PlannedStep StepPlanner::next(std::int64_t step, SamplerPosition position, std::
     try {
       auto work = draft(step + 1, planned.after);
       ahead_ = {step + 1, planned.after, std::async(std::launch::async, std::move(work))};
-    } catch (const Error&) {  // told to all ranks where the step begins
+    } catch (const Error&) {              // told to all ranks where the step begins
+    } catch (const std::system_error&) {  // no more threads: planned where the step begins
     }
   }
   return planned;

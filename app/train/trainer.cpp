@@ -39,16 +39,25 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
       overheads_(config.dst.enabled, balances_by_weight(config.batching.method)),
       sinks_([this](const std::string& text) { log_.comment(text); }) {
   const LastWords last_words = leaves_word();
+  try {
+    prepare(world, config);
+  } catch (const CollectiveError& error) {  // status.json says what an earlier session came to
+    if (world.rank() == 0) folder_.leave_word(0, "", error.what());
+    throw;
+  }
+}
+
+void Trainer::prepare(const Communicator& world, const Config& config) {
   check_gradient_file(gradient_file_, config.model.weights, world);
   together(world,
            [&] { refuse_missing_drift_sample(config, *session_.dataset, session_.sampler); });
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
-  if (!options.restart.empty())
-    restored = restore(session_, optimizer_, options.restart, folder_.path(), true);
+  if (!options_.restart.empty())
+    restored = restore(session_, optimizer_, options_.restart, folder_.path(), true);
   if (!restored.path.empty()) {
-    deck_changes_ = check_deck(session_, restored, options.force_model);
+    deck_changes_ = check_deck(session_, restored, options_.force_model);
     check_sample_order(session_, deck_changes_, restored);
   }
   if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
@@ -77,10 +86,14 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
   tell_status();
 }
 
-Checkpoints::Options Trainer::checkpoint_options() const {
+Checkpoints::Options Trainer::checkpoint_options() {
   const CheckpointConfig& config = session_.config.checkpoint;
-  return {folder_.checkpoints(), static_cast<int>(config.keep),
-          static_cast<int>(config.max_failures), config.snapshot_bytes, config.best};
+  return {folder_.checkpoints(),
+          static_cast<int>(config.keep),
+          static_cast<int>(config.max_failures),
+          config.snapshot_bytes,
+          config.best,
+          [this] { require_folder(); }};
 }
 
 void Trainer::open_trace() {
@@ -203,7 +216,6 @@ int Trainer::run() {
     const bool best =
         validates_after(state_.step) && checkpoints_->is_best(validate(), state_.step);
     const bool due = best || (every > 0 && state_.step % every == 0);
-    if (due) require_folder();
     checkpoints_->after_step(state_, due);
     tell_status();
     stop = agreed_stop(session_.mesh.world, past_deadline());
@@ -418,7 +430,8 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   add_budgets(sums, once_a_ring(plan, session_.mesh, budgets));
   const std::vector<IndexRow> indexes =
       once_a_ring(plan, session_.mesh, session_.recorder.take_indexes());
-  trace_.with([&](TraceWriter&) {
+  trace_.with([&](TraceWriter& trace) {
+    trace.require_in_place();
     append_indexes(folder_.indexes(), session_.mesh.world.rank(), indexes);
   });
   sums.recall = store_recall(plan);
@@ -470,7 +483,7 @@ RecallSums Trainer::store_recall(const StepPlan& plan) {
   };
   store("recall", recall, recall_json(recall));
   if (session_.mesh.at.sp == 0) store("coverage", coverage, coverage_json(coverage));
-  return sum_recall(recall);
+  return sum_recall(recall, session_.options.model.query_heads);
 }
 
 void Trainer::stop_at_nonfinite(const StepPlan& plan, const TrainStep::Gradients& found) {

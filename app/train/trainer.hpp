@@ -47,8 +47,10 @@ class Trainer {
 
  private:
   /// While it lives, a rank that ends the run alone says so in status.json.
+  /// What of the constructor is refused with the run folder open.  Collective.
+  void prepare(const Communicator& world, const Config& config);
   LastWords leaves_word();
-  Checkpoints::Options checkpoint_options() const;
+  Checkpoints::Options checkpoint_options();
   void open_trace();
   void open_sinks();
   void write_header(const Restored& restored, const std::vector<std::string>& table_notes);

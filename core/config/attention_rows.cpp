@@ -124,7 +124,8 @@ void attention_rows(Schema& schema) {
       .when(on(&Config::dst, &DstConfig::enabled), false);  // a budget counts them
   attention
       .key("generated_density", &AttentionConfig::generated_density, "", between(1e-6, 1),
-           "generated: share of the causal pairs that is computed; 1: dense")
+           "generated: share of the causal pairs that is computed at least: band and columns stay "
+           "where they are more; 1: dense")
       .when(index, IndexOrigin::generated);
   attention
       .key("generated_band_tokens", &AttentionConfig::generated_band_tokens, "tokens",
@@ -132,7 +133,7 @@ void attention_rows(Schema& schema) {
       .when(index, IndexOrigin::generated);
   attention
       .key("generated_columns", &AttentionConfig::generated_columns, "keys", between(0, kTokens),
-           "generated: single key columns of a head")
+           "generated: single key columns of a head, at most one in 16 keys")
       .when(index, IndexOrigin::generated);
 }
 
@@ -141,8 +142,10 @@ void ring_rows(Schema& schema) {
   auto ring = schema.block("ring", &Config::ring);
   ring.key("layout", &RingConfig::layout,
            "how the tokens of a micro-batch lie on the context-parallel ranks; auto: the quickest "
-           "of contiguous, document_zigzag and striped for each micro-batch (vertical_slash: "
-           "striped); shuffled: stripes, each round of them dealt in an order of its own")
+           "of contiguous, document_zigzag and striped for each micro-batch (striped where the "
+           "index "
+           "has slashes or columns: vertical_slash, by_head, flexprefill, generated, recorded); "
+           "shuffled: stripes, each round of them dealt in an order of its own")
       .when_any(
           {on(&Config::mesh, &MeshShape::cp_inner).is(),
            on(&Config::mesh, &MeshShape::cp_outer).is(),

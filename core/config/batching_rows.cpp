@@ -29,7 +29,8 @@ void batching_rows(Schema& schema) {
            "many data-parallel ranks as hold no more than this each, or chunks); stages of a "
            "pipeline get layers for it")
       .when_any({method.is_not(Batching::none, Batching::hbp, Batching::chunkflow),
-                 on(&Config::mesh, &MeshShape::pp).is_not(1)});
+                 on(&Config::mesh, &MeshShape::pp).is_not(1)})
+      .when_any({method.is_not(Batching::chunkflow)});
   batching
       .key("global_tokens", &BatchingConfig::global_tokens, "tokens", between(1, kStepTokens),
            "tokens of a global batch: samples are taken in order until they reach it; each rank "
@@ -84,7 +85,7 @@ void batching_rows(Schema& schema) {
   batching.key(
       "select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
       "ranks a pack to try; empty list: powers of two that divide mesh.dp (balanced: all divisors "
-      "of mesh.dp, 1 where the deck tunes budgets, joins ranks itself or orders chunks)");
+      "of mesh.dp, 1 where the deck tunes budgets or joins ranks itself)");
   batching.key(
       "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
       "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");

@@ -358,7 +358,8 @@ void batching_rules(const Config& config, DeckNeeds needs, Rules& rules) {
     return;
   }
   const bool selected_later =
-      batching.groups.empty() && !batching.select_lengths.empty() && !needs.groups;
+      batching.groups.empty() &&
+      (needs.chooses_groups || (!batching.select_lengths.empty() && !needs.groups));
   if (!selected_later) group_rules(config, rules);
 }
 
@@ -488,7 +489,7 @@ void dst_rules(const Config& config, Rules& rules) {
               "set \"last\", or run.backend = \"host\"");
   const bool ascending = rules.ascends("dst.budgets", dst.budgets);
   const std::int64_t base = dst.base_budget == 0 ? config.attention.moba_top_k : dst.base_budget;
-  if (ascending && !dst.budgets.empty() &&
+  if (dst.enabled && ascending && !dst.budgets.empty() &&
       !std::binary_search(dst.budgets.begin(), dst.budgets.end(), base))
     rules.add(
         {"dst.budgets", "dst.base_budget"},

@@ -12,10 +12,11 @@ namespace ballast {
 /// What a command reads from a Config: a block that it needs may not be missing.
 struct DeckNeeds {
   bool model = true, data = true;
-  bool weights = true;   ///< the shape is completed from the folder of model.weights
-  bool groups = true;    ///< of packing (hbp): taken from the profile table where
-                         ///< batching.groups_from says so; false: they may still be to be selected
-  bool executes = true;  ///< ranks run it: what plans know and no executor runs is refused
+  bool weights = true;  ///< the shape is completed from the folder of model.weights
+  bool groups = true;   ///< of packing (hbp): taken from the profile table where
+                        ///< batching.groups_from says so; false: they may still be to be selected
+  bool chooses_groups = false;  ///< a search does: none need be stated or selected
+  bool executes = true;         ///< ranks run it: what plans know and no executor runs is refused
 };
 
 /// All that is wrong.  Rules about a key in `faulty` stay silent: its value is not what the user

@@ -96,7 +96,7 @@ void optimizer_rows(Schema& schema) {
            "of that, what a micro-batch adds (the head: model.head_chunk_tokens of it) and every "
            "sum rounded to nearest, over ranks too; shards of zero = 2 stay full")
       .when(kind, OptimizerKind::adamw);
-  optimizer.key("eps", &OptimizerConfig::eps, "", above(0), "epsilon of AdamW");
+  optimizer.key("eps", &OptimizerConfig::eps, "", at_least(1e-37), "epsilon of AdamW");
   optimizer
       .key("momentum", &OptimizerConfig::momentum, "", up_to(0, 1), "muon: decay of the momentum")
       .when(kind, OptimizerKind::muon);

@@ -7,8 +7,7 @@
 
 namespace ballast {
 
-/// qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, llama3.1-8b, with the published shapes.
-/// Throws Error otherwise.
+/// The published shape of a name in model_presets().  Error: another name.
 ModelShape model_preset(const std::string& name);
 const std::vector<std::string>& model_presets();
 

@@ -211,4 +211,25 @@ class Scope {
   std::int64_t handle_ = 0;
 };
 
+/// While it lives, passes that train nothing leave no events, and what is drawn by the step
+/// (dst.coverage_rows = "sampled") is drawn alike each time.
+class OutsideSteps {
+ public:
+  explicit OutsideSteps(Recorder& recorder)
+      : recorder_(recorder),
+        enabled_(std::exchange(recorder.enabled, false)),
+        step_(std::exchange(recorder.context.step, -1)) {}
+  ~OutsideSteps() {
+    recorder_.enabled = enabled_;
+    recorder_.context.step = step_;
+  }
+  OutsideSteps(const OutsideSteps&) = delete;
+  OutsideSteps& operator=(const OutsideSteps&) = delete;
+
+ private:
+  Recorder& recorder_;
+  bool enabled_;
+  std::int32_t step_;
+};
+
 }  // namespace ballast

@@ -6,7 +6,6 @@
 
 #include "core/base/error.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
-#include "core/plan/batch/placed_batch.hpp"
 #include "core/plan/step_order.hpp"
 
 namespace ballast {
@@ -143,13 +142,10 @@ StepPlan plan_batch_step(const Batch& batch, const StepOptions& options) {
 }
 
 StepPlan plan_placement_step(std::int64_t step, const Placement& placed,
-                             const StepOptions& options) {
+                             const std::vector<SampleLength>& samples, const StepOptions& options) {
   require(options.mesh.cp() == 1 && options.mesh.sp == 1,
           "a placement on ranks that a mesh of sp {} and cp {} joins already", options.mesh.sp,
           options.mesh.cp());
-  Batch batch = batch_of(step, placed);
-  for (auto& list : batch.micro_batches)
-    for (MicroBatch& m : list) m.align = options.batching.align;
   // By first segment and ranks: a sample may come twice.
   std::map<std::tuple<std::int64_t, std::int64_t, int>, PlacementSplit> splits;
   for (const PlacedMicroBatch& m : placed.micro_batches)
@@ -160,7 +156,7 @@ StepPlan plan_placement_step(std::int64_t step, const Placement& placed,
     const PlacementSplit& s = splits.at({first.sample, first.begin, m.sp});
     return context_split({}, s.sp, s.ring);
   };
-  return plan_batch_step(batch, split);
+  return plan_batch_step(plan_placed(step, placed, samples, options.batching), split);
 }
 
 StepPlan plan_step(std::int64_t step, const std::vector<SampleLength>& samples,

@@ -125,7 +125,12 @@ class SharedScheduler {
   int round(const ScheduleItem& i) const { return round_[static_cast<std::size_t>(i.micro_batch)]; }
 
   void number_rounds(const ChunkGroups& order) {
-    for (const PlannedMicroBatch& m : plan_.micro_batches) round_.push_back(m.round);
+    // Of the own lanes alone: other parts of the step are numbered at the same time.
+    round_.assign(plan_.micro_batches.size(), 0);
+    for (const Lane& lane : lanes_)
+      for (const int id : lane.ids)
+        round_[static_cast<std::size_t>(id)] =
+            plan_.micro_batches[static_cast<std::size_t>(id)].round;
     const bool kept = std::all_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
       return std::adjacent_find(lane.backward.begin(), lane.backward.end(),
                                 [&](const ScheduleItem& a, const ScheduleItem& b) {

@@ -97,11 +97,13 @@ Series series_of(const ProfileTable& table, const LatencyOptions& options) {
 LatencyModel::LatencyModel(const ProfileTable& table, const LatencyOptions& options)
     : block_tokens_(table.block_tokens) {
   const Series series = series_of(table, options);
-  shares_ = options.cp * (series.sp == options.sp ? 1 : options.sp);
+  divides_heads_ = series.sp != options.sp;
+  shares_ = options.cp * (divides_heads_ ? options.sp : 1);
+  head_shares_ = options.cp * options.sp;
   // Ranks of a Ulysses group lie side by side: as those of an inner ring, or, where packs join
   // them, data-parallel ones.
   const ProfileLink *inner = table.link("inner"), *between = inner ? inner : table.link("dp");
-  if (series.sp != options.sp && between != nullptr) {
+  if (divides_heads_ && between != nullptr) {
     // One exchange before attention (q, k, v) and one after (o); each rank keeps its own part.
     const double away = 1 - 1.0 / options.sp;
     exchange_s_ = away * options.exchange_bytes_per_token / between->bytes_per_s;
@@ -192,7 +194,7 @@ LayerTime LatencyModel::rest(std::int64_t tokens) const {
 }
 
 LayerTime LatencyModel::head(std::int64_t tokens) const {
-  const double share = static_cast<double>(tokens) / shares_;
+  const double share = static_cast<double>(tokens) / head_shares_;
   return {head_[0](share), head_[1](share)};
 }
 

@@ -75,6 +75,9 @@ class LatencyModel {
   /// The all-to-alls of one pass over `tokens` tokens that predict counts; 0 where none are
   /// derived.
   double exchange(std::int64_t tokens) const;
+  /// Whether times of options.sp ranks are those of one, divided: rows of several hold their
+  /// all-to-alls.
+  bool divides_heads() const { return divides_heads_; }
   /// Activation bytes that one layer keeps; 0 where they were not measured.
   double activation_bytes(std::int64_t tokens) const;
 
@@ -100,7 +103,9 @@ class LatencyModel {
   double at_length(const Length& length, std::int64_t prefix_tokens, const Keys& computed) const;
 
   std::int64_t block_tokens_ = 64;
-  double shares_ = 1;       ///< ranks that the measured times are divided by
+  bool divides_heads_ = false;
+  double shares_ = 1;       ///< ranks that the measured times of layers are divided by
+  double head_shares_ = 1;  ///< and those of the head, which are always of one rank
   double exchange_s_ = 0;   ///< of one token, one pass
   double exchanges_s_ = 0;  ///< latency of one pass
   PowerCurve rest_[2], head_[2], bytes_;

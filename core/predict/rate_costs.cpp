@@ -102,7 +102,8 @@ PassTime RateCosts::head(std::int64_t tokens, const ContextSplit& split) const {
   const double t = static_cast<double>(tokens) / split.ranks();
   const double product = t * head_flops_ / rates_.matmul_flops,
                other = t * head_bytes_ / rates_.memory_bytes + 3 * rates_.launch_s;
-  return {product + other, 2 * product + other, 0, 0};
+  // Beside adapters the head is frozen and has no weight gradient.
+  return {product + other, (weight_share_ < 0.5 ? 1 : 2) * product + other, 0, 0};
 }
 
 PassTime RateCosts::attention(std::int64_t query_tokens, std::int64_t prefix_tokens,

@@ -23,14 +23,11 @@ TableCosts::TableCosts(std::string name, const ProfileTable& table, PatternKind 
       work_(work),
       rates_(device_rates(device_kind(hardware(table))), work) {
   if (work.model.layers > 0) weight_share_ = weight_share(work.model);
-  for (const ProfileRow& r : table.rows)
-    for (int mode = 1; mode < 3; ++mode)
-      measured_[mode] = measured_[mode] || r.recompute == static_cast<Recompute>(mode);
-  // The series that the others fall back to must be there, unless the table holds one mode alone.
-  measured_[0] = std::any_of(table.rows.begin(), table.rows.end(),
-                             [](const ProfileRow& r) { return r.recompute == Recompute::none; });
-  const int first = measured_[0] ? 0 : measured_[2] ? 2 : 1;
-  model({}, static_cast<Recompute>(first));
+  for (const ProfileRow& r : table.rows) measured_[static_cast<int>(r.recompute)] = true;
+  fallback_ = measured(Recompute::none)   ? Recompute::none
+              : measured(Recompute::full) ? Recompute::full
+                                          : Recompute::selective;
+  model({}, fallback_);  // must be there
 }
 
 const LatencyModel& TableCosts::model(const ContextSplit& split, Recompute mode) const {
@@ -42,46 +39,52 @@ const LatencyModel& TableCosts::model(const ContextSplit& split, Recompute mode)
     options.recompute = mode;
     options.sp = split.sp;
     options.cp = split.ring();
-    options.exchange_bytes_per_token =
-        static_cast<double>(2 * (work_.model.query_heads + work_.model.kv_heads) *
-                            work_.model.head_dim * work_.element_bytes);
+    const ModelShape& m = work_.model;
+    const HeadSplit heads{split.sp, m.query_heads, m.kv_heads};
+    options.exchange_bytes_per_token = static_cast<double>(
+        2 * (m.query_heads + heads.local_kv_heads() * split.sp) * m.head_dim * work_.element_bytes);
     made = std::make_unique<LatencyModel>(table_, options);
   }
   return *made;
 }
 
-PassTime TableCosts::rest(std::int64_t tokens, const ContextSplit& split, Recompute mode) const {
-  const bool measured = measured_[static_cast<int>(mode)];
-  const LayerTime time = model(split, measured ? mode : Recompute::none).rest(tokens);
-  PassTime pass{time.forward_s, time.backward_s, 0, 0};
-  // Without a series of its own, recomputation costs one more forward.
-  if (mode == Recompute::full) pass.recompute_s = time.forward_s;
-  if (!measured) pass.backward_s += pass.recompute_s;
-  pass.weight_s = weight_share_ * std::max(0.0, pass.backward_s - pass.recompute_s);
+PassTime TableCosts::pass(const LayerTime& time, Recompute mode, double selective_s) const {
+  const auto again = [&](Recompute of) {
+    return of == Recompute::full ? time.forward_s : of == Recompute::selective ? selective_s : 0;
+  };
+  PassTime pass{time.forward_s, time.backward_s, 0, again(mode)};
+  if (!measured(mode)) pass.backward_s = std::max(0.0, pass.backward_s - again(fallback_));
+  if (!measured(mode)) pass.backward_s += again(mode);
+  pass.recompute_s = std::min(pass.recompute_s, pass.backward_s);
   return pass;
 }
 
+PassTime TableCosts::rest(std::int64_t tokens, const ContextSplit& split, Recompute mode) const {
+  PassTime time = pass(model(split, measured(mode) ? mode : fallback_).rest(tokens), mode,
+                       rates_.rest(tokens, split, Recompute::selective).recompute_s);
+  time.weight_s = weight_share_ * (time.backward_s - time.recompute_s);
+  return time;
+}
+
 PassTime TableCosts::head(std::int64_t tokens, const ContextSplit& split) const {
-  const LayerTime time =
-      model(split, measured_[0] ? Recompute::none : Recompute::full).head(tokens);
+  const LayerTime time = model(split, fallback_).head(tokens);
   return {time.forward_s, time.backward_s, 0, 0};
 }
 
 PassTime TableCosts::attention(std::int64_t query_tokens, std::int64_t prefix_tokens,
                                std::int64_t budget, const ContextSplit& split,
                                Recompute mode) const {
-  const bool measured = measured_[static_cast<int>(mode)];
   const double share = pattern() ? pattern()->density(prefix_tokens + query_tokens) : 1;
-  const LayerTime time = model(split, measured ? mode : Recompute::none)
-                             .attention(query_tokens, prefix_tokens, budget, share);
-  PassTime pass{time.forward_s, time.backward_s, 0, mode == Recompute::full ? time.forward_s : 0};
-  if (!measured) pass.backward_s += pass.recompute_s;
-  return pass;
+  return pass(model(split, measured(mode) ? mode : fallback_)
+                  .attention(query_tokens, prefix_tokens, budget, share),
+              mode, 0);
 }
 
 double TableCosts::exchange(std::int64_t tokens, const ContextSplit& split) const {
   if (split.sp == 1) return 0;
-  return model(split, measured_[0] ? Recompute::none : Recompute::full).exchange(tokens);
+  const LatencyModel& times = model(split, fallback_);
+  const bool linked = table_.link("inner") != nullptr || table_.link("dp") != nullptr;
+  return linked || !times.divides_heads() ? times.exchange(tokens) : rates_.exchange(tokens, split);
 }
 
 double TableCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
@@ -104,7 +107,7 @@ double TableCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) con
 }
 
 double TableCosts::activation_bytes(std::int64_t tokens, Recompute mode) const {
-  return measured_[static_cast<int>(mode)] ? model({}, mode).activation_bytes(tokens) : 0;
+  return measured(mode) ? model({}, mode).activation_bytes(tokens) : 0;
 }
 
 }  // namespace ballast

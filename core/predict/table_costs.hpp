@@ -1,6 +1,7 @@
 // Costs from a profile table: layers, head and links as measured, interpolated by LatencyModel.
-// What a table does not hold (optimizer, collectives, host copies, links that were not measured)
-// comes from the built-in rates of the hardware that it was measured on.
+// What a table does not hold (optimizer, collectives, host copies, links that were not measured,
+// selective recompute without rows of its own) comes from the built-in rates of the hardware that
+// it was measured on.
 #pragma once
 #include <map>
 #include <memory>
@@ -48,6 +49,10 @@ class TableCosts final : public Costs {
 
  private:
   const LatencyModel& model(const ContextSplit& split, Recompute mode) const;
+  bool measured(Recompute mode) const { return measured_[static_cast<int>(mode)]; }
+  /// Times of `mode` from its series, else from that of fallback_ without what that recomputes;
+  /// `selective_s`: what selective recompute adds to backward.
+  PassTime pass(const LayerTime& time, Recompute mode, double selective_s) const;
 
   std::string name_;
   PatternKind pattern_;
@@ -55,7 +60,8 @@ class TableCosts final : public Costs {
   WorkShape work_;
   RateCosts rates_;
   double weight_share_ = 0.5;
-  bool measured_[3] = {true, false, false};  ///< by Recompute
+  bool measured_[3] = {false, false, false};  ///< by Recompute
+  Recompute fallback_ = Recompute::none;      ///< whose series stands in for those not measured
   mutable std::mutex mutex_;
   mutable std::map<std::tuple<int, int, Recompute>, std::unique_ptr<LatencyModel>> models_;
 };

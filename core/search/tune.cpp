@@ -11,6 +11,7 @@
 
 #include "core/base/error.hpp"
 #include "core/base/threads.hpp"
+#include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/config/step_options.hpp"
 #include "core/search/tune_bounds.hpp"
@@ -240,8 +241,9 @@ class Search {
       if (facts.best.empty() || trial.step_s < facts.best.front().step_s) facts.best = {trial};
     }
   }
+  /// Whatever saves memory was refused alike, or not looked at.
   void note_refusal(const Candidate& c, const std::string& words) {
-    for (const auto& facet : facets(c))
+    for (const auto& facet : facets(c, false))
       if (std::string& known = result_.choices[facet].refused; known.empty()) known = words;
   }
   void note_bytes(const Candidate& c, std::int64_t bytes) {
@@ -269,9 +271,13 @@ class Search {
         }
     std::set<std::pair<double, std::size_t>> order;
     for (const auto& [choice, at] : least) order.insert(at);
+    const std::size_t most =
+        options_.trials > 0
+            ? std::min(kWave, static_cast<std::size_t>(options_.trials - result_.trials))
+            : kWave;
     std::vector<std::size_t> wave;
     for (const auto& [seconds, i] : order)
-      if (wave.size() < kWave) wave.push_back(i);
+      if (wave.size() < most) wave.push_back(i);
     try_all(in_time(std::move(wave), kExplained));
   }
 
@@ -369,7 +375,12 @@ std::vector<std::int64_t> covering_budgets(const Config& base,
   const SimulationOptions simulation = simulation_options(base, RunOptions::from(base));
   std::vector<std::int64_t> list;
   double most = 0;
-  for (const std::int64_t budget : simulation.dst.candidates) {
+  std::vector<std::int64_t> candidates = simulation.dst.candidates;
+  if (pattern == PatternKind::moba && held(base, &default_config().attention.moba_top_k))
+    candidates = {base.attention.moba_top_k};
+  else if (held(base, &default_config().dst.base_budget))
+    candidates = {simulation.base_budget};
+  for (const std::int64_t budget : candidates) {
     double sum = 0, tokens = 0;
     for (const SampleLength& s : samples)
       for (const std::int64_t blocks : simulation.coverage_blocks) {
@@ -382,8 +393,8 @@ std::vector<std::int64_t> covering_budgets(const Config& base,
   }
   require(!list.empty(),
           "no budget of {} covers {} of attention on average: the largest covers {:.4f}; widen "
-          "dst.budgets or lower the coverage",
-          fmt::join(simulation.dst.candidates, ", "), coverage, most);
+          "dst.budgets, lower the coverage, or leave a stated budget to the search",
+          fmt::join(candidates, ", "), coverage, most);
   return list;
 }
 

@@ -21,6 +21,9 @@ double least_rate(std::int64_t most, const Time& time) {
   return least;
 }
 
+/// Whether samples may be cut into pieces, which may be quicker by the pair than the whole.
+bool cuts(Batching method) { return method == Batching::chunkflow || method == Batching::balanced; }
+
 }  // namespace
 
 TuneBounds::TuneBounds(const TuneInput& input, TuneTrials& trials)
@@ -47,18 +50,45 @@ std::vector<int> TuneBounds::joined(const Candidate& c) const {
 }
 
 const TuneBounds::Attention& TuneBounds::attention(const Candidate& c, const ContextSplit& split) {
-  const auto [at, fresh] =
-      attention_.try_emplace({c.mesh.pp, split.sp, split.ring_outer, split.ring_inner, c.budget});
+  const auto [at, fresh] = attention_.try_emplace(
+      {c.mesh.pp, split.sp, split.ring_outer, split.ring_inner, c.budget, cuts(c.method)});
   if (!fresh) return at->second;
   const Config config = with(input_.base, c);
-  const std::int64_t budget = simulation_options(config, RunOptions::from(config)).base_budget;
+  const SimulationOptions simulation = simulation_options(config, RunOptions::from(config));
+  // Tuning may lower the budget of any micro-batch.
+  const std::int64_t usual = simulation.base_budget,
+                     least = simulation.tune ? simulation.dst.candidates.front() : usual;
   const Costs& costs = trials_.costs(c);
+  const auto seconds = [&](std::int64_t tokens, std::int64_t budget) {
+    return costs.attention(tokens, 0, budget, split, Recompute::none).total_s();
+  };
+  const auto pair_s = [&](std::int64_t tokens) {
+    return seconds(tokens, least) /
+           (static_cast<double>(tokens) *
+            computed_keys(tokens, 0, least, simulation.block_tokens, costs.pattern()));
+  };
   for (const SampleLength& s : input_.steps.front()) {
-    const double layer = costs.attention(s.tokens, 0, budget, split, Recompute::none).total_s();
+    double layer = seconds(s.tokens, least);
+    if (cuts(c.method)) {
+      const double whole = pair_s(s.tokens);
+      double quickest = whole;
+      for (std::int64_t n = 64; n < s.tokens; n *= 2) quickest = std::min(quickest, pair_s(n));
+      if (whole > 0) layer *= quickest / whole;
+    }
     at->second.all_s += layer;
     at->second.longest_s = std::max(at->second.longest_s, layer);
+    at->second.usual_s += seconds(s.tokens, usual);
   }
   return at->second;
+}
+
+std::int64_t TuneBounds::most_tokens(const Candidate& c) const {
+  const std::int64_t most = 2 * std::max({longest_, c.capacity, std::int64_t{1}});
+  const bool by_samples =
+      c.method == Batching::none || c.method == Batching::lbb || c.method == Batching::sab;
+  return by_samples && input_.base.batching.micro_batch_samples > 1
+             ? std::max(most, static_cast<std::int64_t>(tokens_))
+             : most;
 }
 
 TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
@@ -69,17 +99,18 @@ TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
   // Layers of all stages, in the costs' unit.
   const double scale = static_cast<double>(more * (each + 1)) * costs.layer_scale(each + 1) +
                        static_cast<double>((c.mesh.pp - more) * each) * costs.layer_scale(each);
-  const std::int64_t most = std::max({longest_, c.capacity, std::int64_t{1}}) * 2;
+  const std::int64_t most = most_tokens(c);
   Work w;
-  w.token_s =
+  const double token_s =
       scale * least_rate(most, [&](std::int64_t n) {
         return costs.rest(n, split, Recompute::none).total_s() + 2 * costs.exchange(n, split);
       });
   w.head_s =
       tokens_ * least_rate(most, [&](std::int64_t n) { return costs.head(n, split).total_s(); });
-  const double attention_s = scale * attention(c, split).all_s;
-  w.lane_s = tokens_ * w.token_s + attention_s;
-  w.longest_s = scale * attention(c, split).longest_s + static_cast<double>(longest_) * w.token_s;
+  const double attention_s = scale * attention(c, split).usual_s;
+  w.lane_s = tokens_ * token_s + scale * attention(c, split).all_s;
+  w.usual_s = tokens_ * token_s + attention_s;
+  w.longest_s = scale * attention(c, split).longest_s + static_cast<double>(longest_) * token_s;
   if (c.ring() > 1) {
     const std::int64_t pack = std::max<std::int64_t>(c.capacity, 1);
     const RingLevel level = c.mesh.cp_outer > 1 ? RingLevel::outer : RingLevel::inner;
@@ -94,8 +125,8 @@ TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
 const TuneBounds::Work& TuneBounds::work(const Candidate& c, int ranks) {
   const ContextSplit split = joined_split(c.mesh, ranks, input_.base.model.query_heads);
   const auto [at, fresh] =
-      work_.try_emplace({c.mesh.pp, split.sp, split.ring_outer, split.ring_inner,
-                         c.budget * (std::int64_t{1} << 40) + c.capacity});
+      work_.try_emplace({c.mesh.pp, split.sp, split.ring_outer, split.ring_inner, c.budget,
+                         c.capacity, most_tokens(c), cuts(c.method)});
   if (fresh) at->second = measure(c, ranks);
   return at->second;
 }
@@ -105,18 +136,18 @@ TuneBounds::Figures TuneBounds::of(const Candidate& c) {
   const std::int64_t layers = input_.base.model.layers;
   // A sample on r data-parallel ranks takes r of them for as long as it takes.
   double all_s = std::numeric_limits<double>::infinity(), longest_s = all_s, head_s = all_s,
-         ring_s = 0, token_s = 0;
+         usual_s = all_s, ring_s = 0;
   int widest = 1;
   for (const int ranks : joined(c)) {
     const Work& w = work(c, ranks);
     all_s = std::min(all_s, ranks * w.lane_s);
+    usual_s = std::min(usual_s, ranks * w.usual_s);
     head_s = std::min(head_s, ranks * w.head_s);
     longest_s = std::min(longest_s, w.longest_s);
     widest = std::max(widest, ranks);
     if (ranks == 1 || ring_s == 0) ring_s = w.ring_s;
-    token_s = std::max(token_s, w.token_s);
   }
-  const bool cut = c.method == Batching::chunkflow || c.method == Batching::balanced;
+  const bool cut = cuts(c.method);
   const double fullest_stage =
       static_cast<double>((layers + c.mesh.pp - 1) / c.mesh.pp) / static_cast<double>(layers);
   double end_s = std::numeric_limits<double>::infinity();
@@ -142,7 +173,7 @@ TuneBounds::Figures TuneBounds::of(const Candidate& c) {
       1);
   const double packs = std::max(1.0, std::ceil(tokens_ / pack)), lanes = std::min(dp, packs),
                each = std::max(1.0, packs / lanes);
-  double lane = ((all_s + ring_s) * std::max(fullest_stage, 1 / pp) + head_s / pp) / lanes;
+  double lane = ((usual_s + ring_s) * std::max(fullest_stage, 1 / pp) + head_s / pp) / lanes;
   if (c.method == Batching::none) lane *= 1.2;
   if (c.method == Batching::hbp && widest > 1) lane *= 1.2;
   if (c.method == Batching::chunkflow) {

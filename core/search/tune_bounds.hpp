@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <tuple>
 #include <vector>
 
 #include "core/search/tune_trial.hpp"
@@ -25,17 +24,19 @@ class TuneBounds {
  private:
   /// Seconds that the ranks of a split spend on the step's samples, all layers, recomputing none.
   struct Work {
-    double lane_s = 0;     ///< of one data-parallel rank, if it did all
+    double lane_s = 0;     ///< of one data-parallel rank, if it did all, at least
+    double usual_s = 0;    ///< the same with samples whole and budgets that nothing tunes
     double longest_s = 0;  ///< of the longest sample
     double head_s = 0;     ///< of all tokens
     double ring_s = 0;     ///< hops of the step's tokens that no attention hides, an estimate
-    double token_s = 0;    ///< of one token's products
   };
-  /// Seconds of one layer's attention.
+  /// Seconds of one layer's attention, at least; `usual_s`: of all, untuned and whole.
   struct Attention {
-    double all_s = 0, longest_s = 0;
+    double all_s = 0, longest_s = 0, usual_s = 0;
   };
   const Attention& attention(const Candidate& candidate, const ContextSplit& split);
+  /// Of a micro-batch, as many as products may gain from.
+  std::int64_t most_tokens(const Candidate& candidate) const;
   const Work& work(const Candidate& candidate, int joined);
   Work measure(const Candidate& candidate, int joined);
   std::vector<int> joined(const Candidate& candidate) const;
@@ -44,8 +45,8 @@ class TuneBounds {
   TuneTrials& trials_;
   double tokens_ = 0;
   std::int64_t longest_ = 0;  ///< of the first step
-  std::map<std::tuple<int, int, int, int, std::int64_t>, Work> work_;
-  std::map<std::tuple<int, int, int, int, std::int64_t>, Attention> attention_;
+  std::map<std::vector<std::int64_t>, Work> work_;
+  std::map<std::vector<std::int64_t>, Attention> attention_;
 };
 
 }  // namespace ballast

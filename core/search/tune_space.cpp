@@ -87,11 +87,11 @@ std::vector<std::int64_t> capacities(const Config& base, std::int64_t longest) {
 }
 
 std::vector<std::int64_t> chunk_tokens(const Config& base, std::int64_t longest) {
-  if (!base.chunk.search_tokens.empty()) return base.chunk.search_tokens;
   const std::int64_t align = std::max<std::int64_t>(kBlock, attention_options(base).align());
-  std::vector<std::int64_t> list;
-  if (base.is_set(&Config::chunk, &ChunkConfig::tokens)) list.push_back(base.chunk.tokens);
-  for (std::int64_t parts = 2; parts <= 32; parts *= 2)
+  std::vector<std::int64_t> list = base.chunk.search_tokens;
+  const bool named = !list.empty();
+  if (!named && base.is_set(&Config::chunk, &ChunkConfig::tokens)) list = {base.chunk.tokens};
+  for (std::int64_t parts = 2; parts <= 32 && !named; parts *= 2)
     if (longest / parts >= align) list.push_back(round_up(longest / parts, align));
   if (list.empty()) list.push_back(round_up(longest, align));
   return choices_of(base, &defaults().chunk.tokens, base.chunk.tokens, list);

@@ -1,9 +1,8 @@
 #include "io/checkpoint/checkpoint.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <set>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "core/base/bf16.hpp"
 #include "io/checkpoint/checkpoint_file.hpp"
 #include "io/checkpoint/checkpoint_folder.hpp"
+#include "io/files/raw_file.hpp"
 #include "kernels/ops/element_sum.hpp"
 #include "parallel/comm/waits.hpp"
 
@@ -20,9 +20,27 @@ namespace {
 /// Elements of one read: few calls, and little memory to stage a device tensor on the host.
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 22;
 
+/// Ranks that read a file together, and whether this one found it damaged.
+struct Readers {
+  /// As together() of parallel/comm/waits.  Collective.
+  void together(const std::function<void()>& work) {
+    ballast::together(world, [&] {
+      try {
+        work();
+      } catch (const DamagedFile&) {
+        damaged = true;
+        throw;
+      }
+    });
+  }
+  const Communicator& world;
+  bool damaged = false;
+};
+
 /// Verifies every element of a file whose envelope was checked, spread over the ranks.  Collective.
-void verify_elements(const CheckpointFile& file, const Communicator& world) {
-  together(world, [&] {
+void verify_elements(const CheckpointFile& file, Readers& readers) {
+  readers.together([&] {
+    const Communicator& world = readers.world;
     const auto [first, last] = ranges_of_rank(file.datasets(), checksum_ranges(file.datasets()),
                                               world.rank(), world.size());
     file.verify(first, last);
@@ -30,12 +48,12 @@ void verify_elements(const CheckpointFile& file, const Communicator& world) {
 }
 
 /// Opens a file on all ranks after its envelope was checked.  Collective.
-std::unique_ptr<CheckpointFile> open_checked(const std::string& path, const Communicator& world) {
-  together(world, [&] {
-    if (world.rank() == 0) check_seal(path);
+std::unique_ptr<CheckpointFile> open_checked(const std::string& path, Readers& readers) {
+  readers.together([&] {
+    if (readers.world.rank() == 0) check_seal(path);
   });
   std::unique_ptr<CheckpointFile> file;
-  together(world, [&] { file = std::make_unique<CheckpointFile>(path); });
+  readers.together([&] { file = std::make_unique<CheckpointFile>(path); });
   return file;
 }
 
@@ -133,7 +151,7 @@ class LoadedSums {
         counted_(ranges_.size(), 0) {}
 
   /// Elements [begin, end) of a dataset were loaded from `data`; those of [from, to) count among
-  /// all ranks' elements.  Errors: values that no training state holds.
+  /// all ranks' elements.
   void add(const CheckpointDataset& dataset, std::int64_t begin, std::int64_t end,
            const std::byte* data, std::int64_t from, std::int64_t to) {
     const auto number = static_cast<std::size_t>(&dataset - file_.datasets().data());
@@ -145,12 +163,6 @@ class LoadedSums {
                            dataset.type, a, b - a);
       };
       const ElementSum part = sum(at, stop);
-      require(part.nonfinite == 0 && (part.negative == 0 || dataset.field != "moment2"),
-              "{}: dataset {} holds {} in elements [{}, {}); training diverged before it was "
-              "written: continue an earlier checkpoint",
-              path_, dataset.path(),
-              part.nonfinite > 0 ? "values that are not finite" : "second moments below zero", at,
-              stop);
       loaded_[range] += part;
       elements_[range] += stop - at;
       const std::int64_t a = std::max(at, from), b = std::min(stop, to);
@@ -167,16 +179,30 @@ class LoadedSums {
         fail_range(i);
   }
   /// All ranges, summed over the ranks.  Collective.
-  void compare_all(const Communicator& world) {
+  void compare_all(Readers& readers) {
+    const Communicator& world = readers.world;
     std::vector<MPI_Request> requests(1);
     check_mpi(MPI_Iallreduce(MPI_IN_PLACE, counted_.data(), static_cast<int>(counted_.size()),
                              MPI_UINT64_T, MPI_SUM, world.mpi(), requests.data()),
               "adding up checkpoint sums");
     wait_all(requests);
-    together(world, [&] {
+    readers.together([&] {
       for (std::size_t i = 0; i < ranges_.size(); ++i)
         if (counted_[i] != file_.checksums()[i]) fail_range(i);
     });
+  }
+  /// Errors: values, loaded as they were written, that no training state holds.
+  void require_values() const {
+    for (std::size_t i = 0; i < ranges_.size(); ++i) {
+      const CheckpointDataset& dataset = file_.datasets()[ranges_[i].dataset];
+      const ElementSum& part = loaded_[i];
+      require_sound(part.nonfinite == 0 && (part.negative == 0 || dataset.field != "moment2"),
+                    "{}: dataset {} holds {} in elements [{}, {}); training diverged before it was "
+                    "written: continue an earlier checkpoint",
+                    path_, dataset.path(),
+                    part.nonfinite > 0 ? "values that are not finite" : "second moments below zero",
+                    ranges_[i].begin, ranges_[i].end);
+    }
   }
 
  private:
@@ -240,14 +266,25 @@ std::string collective_problem(F&& work) {
   return "";
 }
 
-/// Reads a file into the shard.  Returns what is unsound about the file, or ""; a sound file of
-/// another model or precision is an error.  Collective.
-std::string read_sound(const std::string& path, const Communicator& world, CheckpointShard& shard,
-                       CheckpointState& state, const MisfitNote& note) {
+/// Why a file was not read, or "" for one that is sound; `damaged`: what it holds is at fault.
+struct Unsound {
+  std::string problem;
+  bool damaged = false;
+};
+
+/// Reads a file into the shard.  A sound file of another model or precision is an error.
+/// Collective.
+Unsound read_sound(const std::string& path, const Communicator& world, CheckpointShard& shard,
+                   CheckpointState& state, const MisfitNote& note) {
+  Readers readers{world};
+  const auto found = [&](std::string problem) -> Unsound {
+    return {std::move(problem),
+            world.all_reduce(std::int64_t{readers.damaged}, Reduction::max) != 0};
+  };
   std::unique_ptr<CheckpointFile> file;
-  if (const std::string problem = collective_problem([&] { file = open_checked(path, world); });
+  if (std::string problem = collective_problem([&] { file = open_checked(path, readers); });
       !problem.empty())
-    return problem;
+    return found(std::move(problem));
   if (std::string misfit = collective_problem([&] {
         together(world, [&] { check_match(path, file->datasets(), shard); });
         check_all_wanted(path, world, file->datasets(), shard);
@@ -260,16 +297,41 @@ std::string read_sound(const std::string& path, const Communicator& world, Check
   }
   const CountedPart counted = counted_part(world, shard);
   const bool sums_apply = file->version() > 1 && counted.complete;
-  return collective_problem([&] {
-    if (!sums_apply) verify_elements(*file, world);
+  return found(collective_problem([&] {
+    if (!sums_apply) verify_elements(*file, readers);
     LoadedSums sums(*file, path);
-    together(world, [&] {
+    readers.together([&] {
       load(*file, shard, counted, sums);
       if (sums_apply) sums.compare_own();
     });
-    if (sums_apply) sums.compare_all(world);
+    if (sums_apply) sums.compare_all(readers);
+    readers.together([&] { sums.require_values(); });
     state = file->state();
+  }));
+}
+
+/// Whether nothing that could be a checkpoint stands at `path`: a link that leads nowhere, a pipe.
+bool is_no_file(const std::string& path) {
+  using Type = std::filesystem::file_type;
+  std::error_code ignored;
+  const Type type = std::filesystem::status(path, ignored).type();
+  return type != Type::regular && type != Type::none && type != Type::unknown;
+}
+
+/// Sets a damaged file aside; returns the line for the log, "" where nothing was renamed.
+/// Collective.  Errors: it could not be read, and training would go on over what may be sound.
+std::string left_aside(const std::string& path, const Unsound& found, const Communicator& world) {
+  std::string name;
+  together(world, [&] {
+    if (world.rank() != 0 || is_no_file(path)) return;
+    require(found.damaged,
+            "{}; it may be sound all the same, and stays as it is: continue once it can be read, "
+            "or name another checkpoint with -r",
+            found.problem);
+    name = set_aside(path);
   });
+  name = world.broadcast(name, 0);
+  return name.empty() ? "" : fmt::format("{} is now {}", path, name);
 }
 
 }  // namespace
@@ -288,14 +350,15 @@ CheckpointState read_checkpoint(const std::string& path, const Communicator& wor
                                 CheckpointShard& shard, const MisfitNote& note) {
   together(world, [&] { check_shard(shard); });
   CheckpointState state;
-  const std::string problem = read_sound(path, world, shard, state, note);
+  const std::string problem = read_sound(path, world, shard, state, note).problem;
   check_all(world, problem.empty(), problem);
   return state;
 }
 
 CheckpointState verify_checkpoint(const std::string& path, const Communicator& world) {
-  const std::unique_ptr<CheckpointFile> file = open_checked(path, world);
-  verify_elements(*file, world);
+  Readers readers{world};
+  const std::unique_ptr<CheckpointFile> file = open_checked(path, readers);
+  verify_elements(*file, readers);
   return file->state();
 }
 
@@ -309,6 +372,11 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
     if (world.rank() != 0) return;
     for (std::int64_t step : checkpoint_steps(dir)) list += fmt::format("{}\n", step);
     unsound = holds_damaged(dir);
+    const std::string left = list.empty() && !unsound ? overtaken(dir) : "";
+    require(left.empty(),
+            "{}: no checkpoint stands there, but those of a branch that was left, in {}: name the "
+            "one to continue with -r, or choose another run folder with -d to begin anew",
+            dir, left);
   });
   list = world.broadcast(list, 0);
   unsound = world.all_reduce(std::int64_t{unsound}, Reduction::max) != 0 || !list.empty();
@@ -316,7 +384,8 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
        begin = end + 1) {
     const std::int64_t step = std::stoll(list.substr(begin, end - begin));
     const std::string path = dir + "/" + checkpoint_name(step);
-    const std::string problem = read_sound(path, world, shard, state, note);
+    const Unsound found = read_sound(path, world, shard, state, note);
+    const std::string& problem = found.problem;
     if (problem.empty() && state.step == step) return path;
     if (problem.empty()) {
       // The run would count on from the step inside, and take this file for a later one's.
@@ -327,16 +396,9 @@ std::string read_latest(const std::string& dir, const Communicator& world, Check
       continue;
     }
     warnings.push_back("checkpoint skipped: " + problem);
-    std::string name;
-    together(world, [&] {
-      // One that is out of reach, behind a link or a mount that went, may come back.
-      std::error_code error;
-      if (aside && world.rank() == 0 && std::filesystem::is_regular_file(path, error) &&
-          ::access(path.c_str(), R_OK) == 0)
-        name = set_aside(path);
-    });
-    name = world.broadcast(name, 0);
-    if (!name.empty()) warnings.push_back(fmt::format("{} is now {}", path, name));
+    if (!aside) continue;
+    if (const std::string line = left_aside(path, found, world); !line.empty())
+      warnings.push_back(line);
   }
   check_all(world, !unsound,
             fmt::format("{}: no checkpoint is sound{}{}; name a sound one of elsewhere with -r, or "

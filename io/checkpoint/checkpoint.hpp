@@ -85,10 +85,11 @@ CheckpointState read_checkpoint(const std::string& path, const Communicator& wor
 CheckpointState verify_checkpoint(const std::string& path, const Communicator& world);
 
 /// Reads the newest checkpoint of DIR that is sound, and returns its path ("" when DIR has none at
-/// all).  Unsound ones are named in `warnings`; `set_aside`: and renamed to NAME.damaged, so that
-/// nothing replaces them.  `warnings` also names files that hold another step than their name says;
-/// these are passed over as they are.  Collective.  Errors: DIR cannot be read; it holds
-/// checkpoints, but none that is sound.
+/// all).  Others are named in `warnings`.  `set_aside`, for training: damaged ones are renamed to
+/// NAME.damaged, so that nothing replaces them, and one that cannot be read, or is of a later
+/// format, is an error, since what comes would replace it.  Files that hold another step than their
+/// name says are passed over as they are.  Collective.  Errors: DIR cannot be read; it holds
+/// checkpoints, but none that is sound, or only those of a branch that was left.
 std::string read_latest(const std::string& dir, const Communicator& world, CheckpointShard& shard,
                         CheckpointState& state, std::vector<std::string>& warnings, bool set_aside,
                         const MisfitNote& note = {});

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <memory>
 
-#include "core/base/error.hpp"
 #include "io/files/raw_file.hpp"
 
 namespace ballast {
@@ -92,31 +91,32 @@ std::uint64_t check_seal(const std::string& path) {
   const RawFile file(path, false);
   const std::uint64_t bytes = file.bytes();
   Header header, fresh;
-  require(bytes >= sizeof header, "{}: {} bytes are no checkpoint", path, bytes);
+  require_sound(bytes >= sizeof header, "{}: {} bytes are no checkpoint", path, bytes);
   file.read(0, &header, sizeof header);
-  require(std::memcmp(header.magic, fresh.magic, sizeof fresh.magic) == 0,
-          "{}: not a Ballast checkpoint, or its first bytes are altered", path);
-  require(header.version >= 1 && header.version <= kCheckpointVersion,
+  require_sound(std::memcmp(header.magic, fresh.magic, sizeof fresh.magic) == 0,
+                "{}: not a Ballast checkpoint, or its first bytes are altered", path);
+  require_sound(header.version >= 1, "{}: the header is altered (format version 0)", path);
+  require(header.version <= kCheckpointVersion,
           "{}: checkpoint format version {}; this program reads versions 1 to {}", path,
           header.version, kCheckpointVersion);
-  require(header.block_bytes <= kLargestBlock && header.block_bytes <= bytes &&
-              header.extents <= header.block_bytes / sizeof(DataExtent) &&
-              sizeof header + header.extents * sizeof(DataExtent) <= header.block_bytes,
-          "{}: the header is altered or the file is truncated to {} bytes", path, bytes);
+  require_sound(header.block_bytes <= kLargestBlock && header.block_bytes <= bytes &&
+                    header.extents <= header.block_bytes / sizeof(DataExtent) &&
+                    sizeof header + header.extents * sizeof(DataExtent) <= header.block_bytes,
+                "{}: the header is altered or the file is truncated to {} bytes", path, bytes);
   std::vector<char> block(header.block_bytes);
   file.read(0, block.data(), block.size());
   const std::uint64_t stated = header.block_hash, zero = 0;
   std::memcpy(block.data() + offsetof(Header, block_hash), &zero, sizeof zero);
-  require(XXH64(block.data(), block.size(), 0) == stated,
-          "{}: the header is altered (checksum of bytes [0, {}))", path, block.size());
-  require(header.file_bytes == bytes,
-          "{}: {} bytes, written with {}; the file is truncated or extended", path, bytes,
-          header.file_bytes);
+  require_sound(XXH64(block.data(), block.size(), 0) == stated,
+                "{}: the header is altered (checksum of bytes [0, {}))", path, block.size());
+  require_sound(header.file_bytes == bytes,
+                "{}: {} bytes, written with {}; the file is truncated or extended", path, bytes,
+                header.file_bytes);
   std::vector<DataExtent> extents(header.extents);
   std::memcpy(extents.data(), block.data() + sizeof header, extents.size() * sizeof(DataExtent));
-  require(hash_outside(file, header.block_bytes, bytes, extents) == header.metadata_hash,
-          "{}: the file's structure is altered (checksum of all bytes outside the parameters)",
-          path);
+  require_sound(
+      hash_outside(file, header.block_bytes, bytes, extents) == header.metadata_hash,
+      "{}: the file's structure is altered (checksum of all bytes outside the parameters)", path);
   return header.version;
 }
 

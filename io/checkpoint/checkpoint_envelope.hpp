@@ -9,9 +9,24 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/base/error.hpp"
+
 namespace ballast {
+
+/// A file was read, and what it holds is not what was written; other errors leave that open.
+class DamagedFile : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Throws DamagedFile with a formatted message unless `condition`.
+template <class... Args>
+void require_sound(bool condition, fmt::format_string<Args...> format, Args&&... args) {
+  if (!condition) throw DamagedFile(fmt::format(format, std::forward<Args>(args)...));
+}
 
 /// Version 2: datasets begin at multiples of a page, checksums are sums (element_sum.hpp).  Version
 /// 1 had xxHash64 of the same ranges, and is still read.
@@ -32,8 +47,8 @@ void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataEx
 /// xxHash64 of what the storage gives back of every byte from `begin` on outside the extents.
 std::uint64_t structure_hash(const std::string& path, std::uint64_t begin,
                              std::vector<DataExtent> extents);
-/// Returns the format version.  Errors: not a checkpoint, a later format version, truncated, an
-/// altered byte outside the extents; each names the file.
+/// Returns the format version.  Errors name the file: it cannot be read, or is of a later format
+/// version; DamagedFile: no checkpoint, truncated, an altered byte outside the extents.
 std::uint64_t check_seal(const std::string& path);
 
 }  // namespace ballast

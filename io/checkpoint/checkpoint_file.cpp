@@ -182,8 +182,8 @@ CheckpointPlaces create_checkpoint_file(const std::string& path,
 
 void fail_damaged(const std::string& path, const CheckpointDataset& dataset, std::int64_t begin,
                   std::int64_t end) {
-  fail("{}: dataset {} is damaged in elements [{}, {}) (checksum)", path, dataset.path(), begin,
-       end);
+  throw DamagedFile(fmt::format("{}: dataset {} is damaged in elements [{}, {}) (checksum)", path,
+                                dataset.path(), begin, end));
 }
 
 CheckpointFile::CheckpointFile(const std::string& path) : file_(path, false) {

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "core/base/error.hpp"
@@ -14,7 +15,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kPartial = ".partial";
-constexpr const char* kDamaged = ".damaged";
+constexpr const char* kOvertaken = "overtaken_";
 
 /// Step of a checkpoint's file name, or nothing for any other name.
 std::optional<std::int64_t> step_of(const std::string& name) {
@@ -60,6 +61,12 @@ bool holds_damaged(const std::string& dir) {
                      [](const std::string& n) { return follows_checkpoint(n, kDamaged); });
 }
 
+std::string overtaken(const std::string& dir) {
+  for (const std::string& name : names_of(dir))
+    if (name.starts_with(kOvertaken)) return dir + "/" + name;
+  return "";
+}
+
 void remove_partials(const std::string& dir) {
   for (const std::string& name : names_of(dir))
     if (name.ends_with(kPartial) && follows_checkpoint(name, kPartial))
@@ -85,12 +92,15 @@ std::string space_remedy(const std::string& dir) {
 
 namespace {
 
-/// Replaces `link` by one to `target`; returns "" or why that failed, and leaves none then.
-std::string link_to(const fs::path& target, const std::string& link) {
+/// Makes room by `clear` and replaces `link` by one to `target`, which is made first under another
+/// name; returns "" or why that failed, and leaves none then.
+std::string link_to(
+    const fs::path& target, const std::string& link, const std::function<void()>& clear = [] {}) {
   const std::string fresh = link + ".new";
   std::error_code error, ignored;
   fs::remove(fresh, ignored);
   fs::create_symlink(target, fresh, error);
+  clear();
   if (!error) fs::rename(fresh, link, error);
   if (!error) return "";
   fs::remove(fresh, ignored);
@@ -116,15 +126,6 @@ void remove_best(const std::string& dir) {
   fs::remove(dir + "/" + kBestCheckpoint, ignored);
 }
 
-std::string set_aside(const std::string& path) {
-  std::string name = path + kDamaged;
-  for (int i = 2; fs::exists(name); ++i) name = fmt::format("{}{}.{}", path, kDamaged, i);
-  std::error_code error;
-  fs::rename(path, name, error);
-  require(!error, "{} cannot be renamed to {}: {}", path, name, error.message());
-  return name;
-}
-
 namespace {
 
 /// Moves every checkpoint of a step after `step`; returns the folder, "" when none was moved.
@@ -133,7 +134,7 @@ std::string move_overtaken(const std::string& dir, std::int64_t step) {
   for (std::int64_t later : checkpoint_steps(dir)) {
     if (later <= step) continue;
     for (int i = 1; folder.empty(); ++i)
-      if (const std::string name = fmt::format("{}/overtaken_{}", dir, i); !fs::exists(name))
+      if (const std::string name = fmt::format("{}/{}{}", dir, kOvertaken, i); !fs::exists(name))
         fs::create_directory(folder = name);
     fs::rename(dir + "/" + checkpoint_name(later), folder + "/" + checkpoint_name(later));
   }
@@ -159,15 +160,16 @@ TakenUp take_up(const std::string& dir, const std::string& file, std::int64_t st
   const fs::path link = dir + "/" + name, target = fs::canonical(file, error);
   if (own == name) return {move_overtaken(dir, step), ""};
   TakenUp taken;
-  taken.left = move_overtaken(dir, own.empty() ? -1 : step - 1);
+  const auto leave = [&] { taken.left = move_overtaken(dir, own.empty() ? -1 : step - 1); };
   if (step_of(own)) {  // pruning goes by names
+    leave();
     fs::rename((fs::exists(dir + "/" + own) ? dir : taken.left) + "/" + own, link, error);
     if (error)
       taken.unlinked = fmt::format("{} cannot be made: {}", link.string(), error.message());
     return taken;
   }
   fs::create_directories(dir, error);
-  taken.unlinked = link_to(target, link);
+  taken.unlinked = link_to(target, link, leave);
   return taken;
 }
 

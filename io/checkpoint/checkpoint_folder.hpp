@@ -14,6 +14,8 @@ std::string checkpoint_name(std::int64_t step);
 std::vector<std::int64_t> checkpoint_steps(const std::string& dir);
 /// Whether `dir` holds checkpoints that were found unsound.
 bool holds_damaged(const std::string& dir);
+/// Path of a folder in `dir` of a branch that was left; "" for none.
+std::string overtaken(const std::string& dir);
 /// Removes what a killed write left.
 void remove_partials(const std::string& dir);
 /// Removes all but the newest `keep` files of steps up to `newest`, and at least the one before it:
@@ -31,8 +33,6 @@ std::string link_best(const std::string& dir, std::int64_t step);
 std::string best_path(const std::string& dir);
 /// Removes the link, where there is one.
 void remove_best(const std::string& dir);
-/// Renames a file to NAME.damaged (or NAME.damaged.2 ...) and returns the new name.
-std::string set_aside(const std::string& path);
 struct TakenUp {
   std::string left;      ///< folder of the branch that is left; "": none was
   std::string unlinked;  ///< why `file` is not the newest of the folder; "": it is

@@ -229,9 +229,8 @@ CheckpointOutcome CheckpointWriter::begin(const CheckpointShard& shard,
     if (on_host(shard)) release();
   });
   if (outcome.kind == CheckpointOutcome::Kind::failed) return outcome;
-  if (job_->outcome.synchronous) return finish();
   job_->outcome.waited_s = now_s() - job_->began_s;
-  return {};
+  return job_->outcome.synchronous ? finish() : CheckpointOutcome{};
 }
 
 void CheckpointWriter::lay_out(const CheckpointShard& shard, const CheckpointState& state) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,7 +29,10 @@ void in_io_threads(std::size_t parts, const std::function<void(std::size_t, std:
     }
   };
   std::vector<std::jthread> others;
-  for (std::size_t t = 1; t < std::min(io_threads(), parts); ++t) others.emplace_back(run, t);
+  try {
+    for (std::size_t t = 1; t < std::min(io_threads(), parts); ++t) others.emplace_back(run, t);
+  } catch (const std::system_error&) {  // no more threads: those there are do the work
+  }
   run(0);
   others.clear();  // joins
   if (problem) std::rethrow_exception(problem);

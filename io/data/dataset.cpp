@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "io/data/dataset_source.hpp"
@@ -242,6 +243,18 @@ std::int64_t longest_sample(const Dataset& dataset) {
   for (std::int64_t s = 1; s < dataset.samples(); ++s)
     if (dataset.length(s) > dataset.length(longest)) longest = s;
   return longest;
+}
+
+SampleLength widest_sample(const Dataset& dataset, std::int64_t align) {
+  const auto width = [&](std::int64_t s) {
+    const SampleLength length = sample_length(dataset, s, false);
+    return std::pair(axis_tokens(length, align), length.tokens);
+  };
+  std::int64_t widest = 0;
+  auto most = width(widest);
+  for (std::int64_t s = 1; s < dataset.samples(); ++s)
+    if (const auto own = width(s); own > most) widest = s, most = own;
+  return sample_length(dataset, widest);
 }
 
 bool lengths_differ(const Dataset& dataset) {

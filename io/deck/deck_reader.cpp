@@ -12,6 +12,7 @@
 #include <memory>
 #include <set>
 
+#include "core/base/utf8.hpp"
 #include "io/model/huggingface.hpp"
 
 namespace ballast {
@@ -47,7 +48,10 @@ std::size_t end_of_text(std::string_view deck, std::size_t begin) {
     if (!triple && deck[at] == '\n') return at;
     at += quote == '"' && deck[at] == '\\' ? 2 : 1;
   }
-  return std::min(deck.size(), at + end.size());
+  at = std::min(deck.size(), at + end.size());
+  for (int i = 0; triple && i < 2 && deck.substr(at).starts_with(quote); ++i)
+    ++at;  // up to two quotes may stand before the three that end it
+  return at;
 }
 
 /// The parser goes one call deeper for each dot of a key, until its stack ends.
@@ -440,13 +444,12 @@ toml::table override_value(const std::string& text, const KeySpec* spec) {
 
 void Reader::read_override(const std::string& argument) {
   const std::string where = "command line: " + printable(argument);
+  if (!is_utf8(argument)) return add(kCommandLine, where + ": is no UTF-8 text, as decks are");
   const auto equals = argument.find('=');
   const std::string path = argument.substr(0, equals);
   const auto dot = path.find('.');
-  if (equals == std::string::npos || equals == 0) {
-    add(kCommandLine, where + ": an override is block.key=value");
-    return;
-  }
+  if (equals == std::string::npos || equals == 0)
+    return add(kCommandLine, where + ": an override is block.key=value");
   if (dot == std::string::npos) {
     std::vector<std::string> owners;
     for (const auto& b : deck_blocks())

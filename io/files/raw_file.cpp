@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "core/base/error.hpp"
 
@@ -114,6 +115,16 @@ void sync_directory(const std::string& dir) {
   ::close(descriptor);
   require(code == 0 || code == EINVAL, "{}: fsync: {}", dir,
           std::strerror(code));  // EINVAL: the file system has none for directories
+}
+
+std::string set_aside(const std::string& path) {
+  std::string name = path + kDamaged;
+  for (int i = 2; std::filesystem::exists(name); ++i)
+    name = fmt::format("{}{}.{}", path, kDamaged, i);
+  std::error_code error;
+  std::filesystem::rename(path, name, error);
+  require(!error, "{} cannot be renamed to {}: {}", path, name, error.message());
+  return name;
 }
 
 }  // namespace ballast

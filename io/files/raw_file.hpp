@@ -46,5 +46,9 @@ void reserve_space(const std::string& path, std::uint64_t bytes, bool create,
                    const std::string& remedy);
 /// Until the storage has the names in a folder.
 void sync_directory(const std::string& dir);
+/// Ends the name of a file that was found damaged.
+inline constexpr const char* kDamaged = ".damaged";
+/// Renames a file to NAME.damaged (or NAME.damaged.2 ...) and returns the new name.
+std::string set_aside(const std::string& path);
 
 }  // namespace ballast

@@ -15,10 +15,11 @@ namespace ballast {
 namespace fs = std::filesystem;
 namespace {
 
-/// Writes all of `text` to what `flags` open at `path`; returns an errno, or 0.
-int write_to(const std::string& path, int flags, std::string_view text) {
+/// Writes all of `text` to what `flags` open at `path`; returns an errno, or 0.  `mode`: rights of
+/// a file that is made.
+int write_to(const std::string& path, int flags, std::string_view text, mode_t mode = 0666) {
   // O_NONBLOCK: a pipe that nobody reads would hold the program up.
-  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | flags, 0666);
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | flags, mode);
   if (descriptor < 0) return errno;
   int code = ::fcntl(descriptor, F_SETFL, 0) == 0 ? 0 : errno;
   while (code == 0 && !text.empty()) {
@@ -29,11 +30,17 @@ int write_to(const std::string& path, int flags, std::string_view text) {
   return ::close(descriptor) != 0 && code == 0 ? errno : code;
 }
 
-/// What `path` leads to, where that is there.
+/// What `path` leads to by links, though that may not be there.
 std::string target_of(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the kernel follows
+  fs::path target = path;
   std::error_code error;
-  const fs::path target = fs::canonical(path, error);
-  return error ? path : target.string();
+  for (int i = 0; i < kMostLinks && fs::is_symlink(fs::symlink_status(target, error)); ++i) {
+    const fs::path next = fs::read_symlink(target, error);
+    if (error) break;
+    target = target.parent_path() / next;  // `next` alone, where it begins at the root
+  }
+  return target.string();
 }
 
 bool is_other(const std::string& path) {
@@ -55,7 +62,11 @@ std::string write_text(const std::string& path, std::string_view text, const std
   }
   const std::string target = target_of(path), fresh = target + suffix;
   std::error_code error, ignored;
-  int code = write_to(fresh, O_CREAT | O_TRUNC, text);
+  const fs::file_status before = fs::status(target, error);
+  const bool there = fs::is_regular_file(before);
+  const auto mode = there ? static_cast<mode_t>(before.permissions()) & 0777 : 0666;
+  int code = write_to(fresh, O_CREAT | O_TRUNC, text, mode);
+  if (code == 0 && there) fs::permissions(fresh, before.permissions(), ignored);
   if (code == 0 && (fs::rename(fresh, target, error), !error)) return "";
   if (code == 0) code = error.value();
   const bool closed = code == EACCES || code == EROFS || code == EPERM;

@@ -221,7 +221,8 @@ void carry_over(const std::string& base, const std::string& dir, const ModelShap
   const std::string templates = "/additional_chat_templates";
   if (fs::is_directory(base + templates)) {
     std::error_code error;
-    fs::copy(base + templates, dir + templates, fs::copy_options::recursive, error);
+    fs::copy(base + templates, dir + templates,
+             fs::copy_options::recursive | fs::copy_options::overwrite_existing, error);
     require(!error, "{}{}: cannot be written: {}", dir, templates, error.message());
   }
   std::ifstream stream(base + "/config.json");
@@ -391,7 +392,8 @@ void write_huggingface(const std::string& dir, const ModelShape& shape,
     bytes += size;
     total += size;
   }
-  json weight_map = json::object();
+  json config = config_of(shape, dtype), weight_map = json::object();
+  if (!base.empty()) carry_over(base, dir, shape, config);  // what fails does so before the weights
   std::vector<float> buffer;
   for (std::size_t f = 0; f < files.size(); ++f) {
     const std::string name =
@@ -416,8 +418,6 @@ void write_huggingface(const std::string& dir, const ModelShape& shape,
   if (files.size() > 1)
     write_json_file(dir + "/" + kIndexFile,
                     {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}});
-  json config = config_of(shape, dtype);
-  if (!base.empty()) carry_over(base, dir, shape, config);
   write_json_file(dir + "/config.json", config);  // last: its presence says the folder is whole
 }
 

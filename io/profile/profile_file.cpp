@@ -266,8 +266,8 @@ bool begins_as_profile(const std::string& path) {
 
 void require_writable_profile(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code error;
-  require(!std::filesystem::is_regular_file(path, error) || begins_as_profile(path),
+  std::error_code error, ignored;
+  require(!std::filesystem::is_regular_file(path, ignored) || begins_as_profile(path),
           "profile table {}: this file is there, is no profile table and would be replaced; choose "
           "another name",
           path);

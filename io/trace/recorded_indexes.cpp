@@ -84,7 +84,7 @@ std::vector<Line> lines_of(const std::string& name) {
 
 void append_indexes(const std::string& folder, int rank, std::span<const IndexRow> rows) {
   if (rows.empty()) return;
-  std::filesystem::create_directories(folder);
+  std::filesystem::create_directory(folder);  // alone: a run folder that went is not made again
   const std::string name = fmt::format("{}/rank_{:05}.jsonl", folder, rank);
   drop_torn_line(name);
   std::ofstream file(name, std::ios::app);

@@ -59,7 +59,8 @@ constexpr TraceColumn kBudgetColumns[] = {
     {"budget", kFloat64, offsetof(BudgetRow, budget), "blocks",
      "key blocks a query, in the pattern's unit; NaN where none was set"},
     {"computed_pairs", kFloat64, offsetof(BudgetRow, computed_pairs), "pairs",
-     "(query, key) pairs that the rank computes of its queries"},
+     "(query, key) pairs that the rank computes of its queries, of a head (a mean over heads where "
+     "these choose for themselves)"},
     {"visible_pairs", kFloat64, offsetof(BudgetRow, visible_pairs), "pairs",
      "pairs that dense attention would compute"},
     {"overflow", kInt64, offsetof(BudgetRow, overflow), "1",
@@ -121,7 +122,7 @@ constexpr NameMeaning kStepScalars[] = {
     {"needle_accuracy", "1", "share of the held-out questions answered"},
     {"needle_accuracy.depth.D", "1", "needle_accuracy at depth class D"},
     {"needle_accuracy.length.N.depth.D", "1",
-     "needle_accuracy in samples of N tokens at depth class D"},
+     "of N tokens and depth class D; beyond 400 scalars in steps.jsonl alone"},
     {"needle_accuracy.length.N", "1", "needle_accuracy in samples of N tokens"},
     {"peak_bytes_CATEGORY", "B", "most memory of a category up to here; total: at one moment"}};
 

@@ -26,6 +26,8 @@ using hdf5::Handle;
 
 constexpr std::int64_t kFormatVersion = 5;
 constexpr hsize_t kCopyBytes = 1 << 22;
+// HDF5 keeps a table's columns in a header of 64 KiB.
+constexpr std::size_t kMostWithCells = 400;
 
 constexpr hsize_t kFirstCapacity[kTables] = {16384, 1024, 256, 1024, 1 << 18, 1024, 1024};
 
@@ -53,6 +55,11 @@ std::vector<unsigned char> compressed(const std::string& text) {
           "compressing the text of a plan");
   out.resize(bytes);
   return out;
+}
+
+/// Whether a scalar is one of many cells, which steps.jsonl has too: of a length and a depth.
+bool is_cell(const std::string& scalar) {
+  return scalar.starts_with("needle_accuracy.") && scalar.find(".depth.") != std::string::npos;
 }
 
 /// One contiguous dataset of the file, with its type in memory and in the file.
@@ -85,7 +92,8 @@ struct TraceWriter::Impl {
   std::map<std::int64_t, std::int64_t> step_rows;  ///< this session's row of a step
   std::map<std::pair<std::string, std::uint64_t>, std::int64_t> plans;
   std::int64_t sessions = 0;
-  bool lost = false;  ///< a call failed
+  std::string set_aside;  ///< new name of a damaged file that was in the way; "": none
+  bool lost = false;      ///< a call failed
 
   Handle type_of(int table) const { return row_type(table, scalars); }
 
@@ -179,11 +187,25 @@ struct TraceWriter::Impl {
     }
   }
 
+  /// Errors: the file is no longer at its path, where another run's may be by now.
+  void require_in_place() const {
+    if (!file.valid()) return;
+    int* descriptor = nullptr;
+    struct stat held {
+    }, there{};
+    require(H5Fget_vfd_handle(file, H5P_DEFAULT, reinterpret_cast<void**>(&descriptor)) >= 0 &&
+                descriptor && ::fstat(*descriptor, &held) == 0 &&
+                ::stat(path.c_str(), &there) == 0 && held.st_dev == there.st_dev &&
+                held.st_ino == there.st_ino,
+            "its file is no longer there");
+  }
+
   /// Writes the file anew with the capacities and scalars as they are now, and `extra` on top, and
   /// puts it in place.
   template <class Extra>
   void rewrite(const Extra& extra) {
     const std::string temporary = path + ".tmp";
+    require_in_place();
     require_room();
     Handle fresh = hdf5::create_file(temporary, H5P_DEFAULT, access());
     hdf5::write_attribute(fresh, "format", std::string("ballast-trace"));
@@ -211,6 +233,7 @@ struct TraceWriter::Impl {
     if (H5Fget_vfd_handle(fresh, H5P_DEFAULT, reinterpret_cast<void**>(&descriptor)) >= 0 &&
         descriptor)
       ::fsync(*descriptor);
+    require_in_place();
     require(std::rename(temporary.c_str(), path.c_str()) == 0, "renaming {}: {}", temporary,
             std::strerror(errno));
     for (int t = 0; t < kTables; ++t) tables[t] = std::move(next[t]);
@@ -298,14 +321,14 @@ TraceWriter::TraceWriter(const std::string& dir, const TraceHeader& header)
   m.path = fmt::format("{}/trace_{:05}.h5", dir, header.rank);
   m.guarded([&] {
     if (std::filesystem::exists(m.path)) {
+      const RawFile reached(m.path, true);  // one that cannot be opened may be sound
       try {
         m.read_existing();
       } catch (const Error&) {
         const std::string path = m.path;
         m = Impl();
         m.path = path;
-        require(std::rename(path.c_str(), (path + ".damaged").c_str()) == 0,
-                "a damaged file is in the way and cannot be renamed: {}", std::strerror(errno));
+        m.set_aside = ballast::set_aside(path);
       }
     }
     m.begin_session(header);
@@ -354,7 +377,8 @@ void TraceWriter::step(std::int64_t index, const StepRow& row) {
   m.guarded([&] {
     std::vector<std::string> unknown;
     for (const auto& [name, value] : row) {
-      if (std::find(m.scalars.begin(), m.scalars.end(), name) == m.scalars.end())
+      const bool fits = !is_cell(name) || m.scalars.size() + unknown.size() < kMostWithCells;
+      if (fits && std::find(m.scalars.begin(), m.scalars.end(), name) == m.scalars.end())
         unknown.push_back(name);
     }
     if (!unknown.empty()) {
@@ -404,6 +428,12 @@ void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::s
     const PlanStep executed{step, found->second};
     m.append(kPlanSteps, 1, &executed);
   });
+}
+
+const std::string& TraceWriter::set_aside() const { return impl_->set_aside; }
+
+void TraceWriter::require_in_place() const {
+  impl_->guarded([&] { impl_->require_in_place(); });
 }
 
 void TraceWriter::flush() {

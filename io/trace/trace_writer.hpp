@@ -72,6 +72,10 @@ class TraceWriter {
             std::int64_t step);
   /// What was handed over so far survives a kill of this process.
   void flush();
+  /// Errors: the file is no longer at its path, where another run's may be by now.
+  void require_in_place() const;
+  /// The new name of a damaged file that was in the way; "" where none was.
+  const std::string& set_aside() const;
 
  private:
   struct Impl;

@@ -200,9 +200,8 @@ void pool_keys(const Tensor& k_, const PatternRows& at, Tensor& sums) {
       const float* row = k.at(static_cast<std::int64_t>(b) * kBlock + i, 0);
       std::int64_t* sum = to + at.own[b] * width;
       for (std::int64_t c = 0; c < width; ++c) {
-        require(std::abs(row[c]) <= limit,
-                "pooled keys: a component of {} is not finite or above {}", row[c], limit);
-        sum[c] += std::llrint(static_cast<double>(row[c]) * unit);
+        const double x = std::isnan(row[c]) ? 0 : std::clamp<double>(row[c], -limit, limit);
+        sum[c] += std::llrint(x * unit);
       }
     }
 }

@@ -49,7 +49,7 @@ struct PatternRows {
 };
 
 /// sums [pattern blocks, Hkv, D] i64, in 2^-32: keys summed over each pattern block's local rows.
-/// Error: |k| above 2^14.
+/// Components above 2^14 count as that, NaN as 0: such a run diverges, and its loss says so.
 void pool_keys(const Tensor& k, const PatternRows& at, Tensor& sums);
 /// Of every query the `top_k` pattern blocks with the highest scale q . pooled among those up to
 /// its own, which always counts as one: rows [Hq, blocks of 64, width] i64, bit i of word (h, b, j)

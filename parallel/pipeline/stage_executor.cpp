@@ -44,10 +44,7 @@ class StageRun {
         callbacks_.collective(op.micro_batch);
         continue;
       }
-      if (recorder_) {
-        recorder_->context.micro_batch = op.micro_batch;
-        recorder_->context.chunk = op.chunk;
-      }
+      set_context(op);
       // A receive that is posted on a GPU waits there, and an allocation by the host would wait for
       // it.
       if (!transfers(op.kind) && model_.device().space() == Space::host) post_receives(at_ + 1);
@@ -93,12 +90,23 @@ class StageRun {
     Fence copied;
   };
 
-  Live& live(int micro_batch) {
-    auto& slot = live_.at(static_cast<std::size_t>(micro_batch));
+  void set_context(const Op& op) {
+    if (!recorder_) return;
+    recorder_->context.micro_batch = op.micro_batch;
+    recorder_->context.chunk = op.chunk;
+  }
+
+  Live& live(const Op& op) {
+    auto& slot = live_.at(static_cast<std::size_t>(op.micro_batch));
     if (!slot) {
-      Scope data(recorder_, EventKind::data);
-      slot.emplace();
-      slot->work = callbacks_.prepare(micro_batch);
+      // A receive that is posted ahead prepares its micro-batch while another one is at work.
+      set_context(op);
+      {
+        Scope data(recorder_, EventKind::data);
+        slot.emplace();
+        slot->work = callbacks_.prepare(op.micro_batch);
+      }
+      set_context(ops_[at_]);
     }
     return *slot;
   }
@@ -109,11 +117,10 @@ class StageRun {
       if (ops_[i].kind != OpKind::recv || receives_.count(i) != 0) continue;
       const Op& op = ops_[i];
       Receive receive;
-      receive.tensor =
-          Tensor::empty({live(op.micro_batch).work.batch.size(), model_.shape().hidden},
-                        model_.type(), model_.device(),
-                        op.payload == Payload::activation ? MemoryCategory::activations
-                                                          : MemoryCategory::communication);
+      receive.tensor = Tensor::empty(
+          {live(op).work.batch.size(), model_.shape().hidden}, model_.type(), model_.device(),
+          op.payload == Payload::activation ? MemoryCategory::activations
+                                            : MemoryCategory::communication);
       receive.pending = links_.receive(receive.tensor, op.peer, op.payload);
       receives_.emplace(i, std::move(receive));
     }
@@ -144,7 +151,7 @@ class StageRun {
 
   void receive(const Op& op) {
     post_receives(at_);
-    Live& l = live(op.micro_batch);
+    Live& l = live(op);
     Scope scope(recorder_, event_kind(op.kind));
     Receive receive = std::move(receives_.extract(at_).mapped());
     receive.pending.complete();
@@ -153,7 +160,7 @@ class StageRun {
   }
 
   void send(const Op& op) {
-    Live& l = live(op.micro_batch);
+    Live& l = live(op);
     Scope scope(recorder_, event_kind(op.kind));
     Tensor& tensor = op.payload == Payload::activation ? l.output : l.d_input;
     require(tensor.defined(), "schedule: micro-batch {} is sent to stage {} before it is computed",
@@ -170,7 +177,7 @@ class StageRun {
 
   /// A whole backward, or its half that the stage before waits for.
   void backward(const Op& op) {
-    Live& l = live(op.micro_batch);
+    Live& l = live(op);
     require(l.saved != nullptr && l.work.attention != nullptr,
             "schedule: {} of micro-batch {} before its forward", name(op.kind), op.micro_batch);
     Scope scope(recorder_, event_kind(op.kind));
@@ -184,7 +191,7 @@ class StageRun {
   }
 
   void backward_weight(const Op& op) {
-    Live& l = live(op.micro_batch);
+    Live& l = live(op);
     require(l.saved != nullptr && l.work.attention == nullptr,
             "schedule: backward_weight of micro-batch {} before its backward_input",
             op.micro_batch);
@@ -200,7 +207,7 @@ class StageRun {
   }
 
   void offload(const Op& op) {
-    Live& l = live(op.micro_batch);
+    Live& l = live(op);
     require_host_copy(op, l.input);
     l.away = callbacks_.host->take(l.input.shape(), l.input.dtype(), pinned_device());
     l.away.busy =
@@ -209,7 +216,7 @@ class StageRun {
   }
 
   void fetch(const Op& op) {
-    Live& l = live(op.micro_batch);
+    Live& l = live(op);
     require_host_copy(op, l.away.tensor);
     Device& device = model_.device();
     l.input = Tensor::empty(l.away.tensor.shape(), l.away.tensor.dtype(), device);
@@ -218,7 +225,7 @@ class StageRun {
   }
 
   void forward(const Op& op) {
-    Live& l = live(op.micro_batch);
+    Live& l = live(op);
     const bool again = op.kind == OpKind::recompute;
     const Ahead& a = ahead_[static_cast<std::size_t>(op.micro_batch)];
     require(model_.first() || l.input.defined(),

@@ -1,5 +1,5 @@
-"""ballast bench on decks: what trains is what is timed, weights are those that are named, cases of a
-deck do not touch each other, and what could not be measured is said."""
+"""ballast bench on decks: what trains is what is timed, weights are those that are named, cases of
+a deck do not touch each other, and what could not be measured is said."""
 import json
 import os
 import unittest
@@ -7,6 +7,8 @@ import unittest
 from runs import DECK, RunCase
 
 SLASH = ["attention.pattern=vertical_slash", "attention.last_q=32"]
+SLASH += ["attention.vertical_share=0.5", "attention.slash_share=0.3"]
+LONG = ["data.max_tokens=900", "batching.micro_batch_tokens=1000"]
 CASES = """
 [[case]]
 name = "big"
@@ -29,9 +31,10 @@ class BenchDecks(RunCase):
         return self.run_ballast(1, "bench", *arguments, status=1).stderr
 
     def test_memory_is_of_each_case(self):
-        deck = self.deck(text=DECK + CASES, dp=1)
+        deck = self.deck("cases.toml", DECK + CASES, dp=1)
         big, small = self.bench(1, "step", deck, "warmup=0", "repeats=1")["cases"]
         alone = self.bench(1, "step", deck, "--case", "small", "warmup=0", "repeats=1")
+        (alone,) = alone["cases"]
         self.assertGreater(big["peak_memory_gib"], 2 * small["peak_memory_gib"])
         self.assertAlmostEqual(small["peak_memory_gib"] / alone["peak_memory_gib"], 1, delta=0.02)
 
@@ -45,8 +48,8 @@ class BenchDecks(RunCase):
         deck, run = self.deck(dp=1, steps=2, every=1), self.out("run")
         self.run_ballast(1, "train", deck, "-d", run)
         file = os.path.join(run, "checkpoints", "step_00000002.h5")
-        own = self.bench(1, "leak", deck, *SLASH, f"checkpoint={file}")
-        initial = self.bench(1, "leak", deck, *SLASH)
+        own = self.bench(1, "leak", deck, *SLASH, *LONG, f"checkpoint={file}")
+        initial = self.bench(1, "leak", deck, *SLASH, *LONG)
         self.assertNotEqual(
             own["largest_log_probability_change"], initial["largest_log_probability_change"]
         )
@@ -76,7 +79,13 @@ class BenchDecks(RunCase):
         self.assertGreater(found["redrawn_tokens"], 4 * 90)
 
     def test_rows_are_a_bound(self):
-        keys = ["data.source=lengths", "data.lengths=[256]", "data.validation_share=0", "at=0.75"]
+        keys = [
+            *SLASH,
+            "data.source=lengths",
+            "data.lengths=[256]",
+            "data.validation_share=0",
+            "at=0.75",
+        ]
         keys += ["samples=1", "batching.micro_batch_tokens=256"]
         pairs = {
             rows: self.bench(1, "leak", self.deck(dp=1), *keys, f"rows={rows}")["pairs"]
@@ -87,23 +96,21 @@ class BenchDecks(RunCase):
         self.assertLess(1.9 * pairs[96], pairs[192])
 
     def test_heads_keep_other_files_and_take_one_seed(self):
-        deck, out = self.deck(), self.out("other.toml")
+        deck, alone, out = self.deck(), self.deck("alone.toml", dp=1), self.out("other.toml")
         with open(out, "w") as file:
             file.write("# a deck")
-        said = self.refused("heads", self.deck(dp=1), *SLASH, f"out={out}")
+        said = self.refused("heads", alone, *SLASH, f"out={out}")
         self.assertIn("no table of patterns by head", said)
         with open(out) as file:
             self.assertEqual(file.read(), "# a deck")
-        said = self.refused("heads", self.deck(dp=1), *SLASH, f"out={self.out('none/h.json')}")
+        said = self.refused("heads", alone, *SLASH, f"out={self.out('none/h.json')}")
         self.assertIn("cannot be written", said)
-        said = self.refused("heads", self.deck(text=DECK + CASES, dp=1), *SLASH)
+        said = self.refused("heads", self.deck("cases.toml", DECK + CASES, dp=1), *SLASH)
         self.assertIn("choose it with --case", said)
-        keys = [*SLASH, "data.max_tokens=900", "batching.micro_batch_tokens=1000", "samples=2"]
+        keys = [*SLASH, *LONG, "samples=2", "pairs=0.6"]
         table = self.out("heads.json")
         found = self.bench(2, "heads", deck, *keys, "seed=", f"out={table}")
-        again = self.bench(
-            1, "heads", self.deck(dp=1), *keys, f"seed={found['seed']}", f"out={table}"
-        )
+        again = self.bench(1, "heads", alone, *keys, f"seed={found['seed']}", f"out={table}")
         self.assertEqual(found["rules"], again["rules"])
 
     def test_profiles_name_a_mode_of_recomputation_once(self):

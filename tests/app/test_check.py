@@ -35,6 +35,7 @@ class CommandLine(RunCase):
             (("train", "d.toml", "-t", "soon"), "HH:MM:SS"),
             (("train", "d.toml", "-t", "00:99:00"), "HH:MM:SS"),
             (("train", "d.toml", "-r"), "-r"),
+            (("tune", "d.toml", "--memory", "nan"), "finite"),
             (("--help", "deck", "msh"), "did you mean mesh?"),
         ]:
             done = self.ballast(*arguments, status=2)
@@ -85,6 +86,7 @@ class CommandLine(RunCase):
             "\n" + "a." * 50000 + "a = 1\n",
             f"name = {{a{long} = 1}}\n",
             f'"a=b"{long} = 1\n',
+            f't = {{x = """a"""", a{long} = 1}}\n',  # a text that ends with a quote of its own
         ):
             with open(deck, "w") as f:
                 f.write(text)
@@ -281,6 +283,11 @@ class Check(RunCase):
             (["trace.enabled=false", "trace.indexes_every=1"], "trace.indexes_every"),
             (["attention.index=generated", "attention.last_q=16"], "attention.last_q"),
             (["batching.method=none", "batching.micro_batch_tokens=64"], "micro_batch_tokens"),
+            (
+                ["batching.method=chunkflow", "mesh.dp=1", "mesh.pp=2", "chunk.tokens=64"]
+                + ["pipeline.schedule=state_aware_1f1b", "batching.micro_batch_tokens=64"],
+                "micro_batch_tokens",
+            ),
         ):
             done = self.run_ballast(1, "check", deck, "attention.pattern=vertical_slash", *keys)
             self.assertIn(f"{unread} has no effect", done.stdout)
@@ -429,6 +436,15 @@ class Check(RunCase):
         with open(deck) as file:
             self.assertEqual(file.read(), text)
         self.assertFalse(os.path.exists(other))
+
+    def test_no_data_no_simulated_trace(self):
+        deck = self.out("bare.toml")
+        with open(self.deck()) as read, open(deck, "w") as write:
+            text = read.read()
+            write.write(text[: text.index("[data]")] + text[text.index("[batching]") :])
+        self.run_ballast(1, "check", deck)
+        done = self.run_ballast(1, "check", deck, "--trace", self.out("none"), status=1)
+        self.assertIn("has no block data", done.stderr)
 
     def test_simulated_steps_become_traces_of_all_ranks(self):
         import h5py

@@ -142,6 +142,35 @@ class Checkpoints(RunCase):
             done = self.run_ballast(2, "train", *again)
             self.assertIn("continues " + run + "-kept", done.stdout)
 
+    def test_an_attempt_asks_whose_folder_it_would_write_into(self):
+        other, run = self.out("other"), self.out("run")
+        self.run_ballast(2, "train", self.deck(steps=3, every=1), "-d", other)
+        deck = self.deck(steps=100000, every=1)
+
+        def contents(folder):
+            found = {}
+            for place, _, names in os.walk(folder):
+                for name in names:
+                    with open(os.path.join(place, name), "rb") as file:
+                        found[os.path.relpath(os.path.join(place, name), folder)] = file.read()
+            return found
+
+        theirs = contents(other)
+        process = self.start(2, "train", deck, "-d", run, "checkpoint.max_failures=1000")
+        try:
+            self.wait_for_checkpoint(process, run)
+            os.rename(run, run + "-kept")
+            for line in process.stdout:
+                if "failed: " in line:
+                    break
+            os.rename(other, run)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            self.stop_group(process)
+        self.assertEqual(process.returncode, 1, out)
+        self.assertIn("was replaced while this run was at work", out)
+        self.assertEqual(contents(run), theirs)
+
     def test_a_deck_that_cannot_be_kept_and_a_pipe_among_checkpoints_cost_nothing(self):
         deck, run = self.deck(steps=2), self.out("odd")
         self.run_ballast(2, "train", deck, "-d", run)

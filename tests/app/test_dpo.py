@@ -307,6 +307,18 @@ class Dpo(RunCase):
         self.assertLess(min(abs(m - found["validation_loss"]) for m in means), 1e-5)
         self.assertGreaterEqual(found["validation_loss"], min(losses) - 1e-5)
 
+    def test_a_reference_file_without_a_place_is_refused_before_it_is_computed(self):
+        deck = self.dpo(reference=os.path.join(self.out("absent"), "reference.h5"))
+        done = self.run_ballast(1, "reference", deck, status=1)
+        self.assertIn("cannot be written: No such file or directory", done.stderr)
+
+    def test_a_reference_keeps_a_deck_of_any_length(self):
+        deck = self.dpo(reference=self.out("reference.h5"))
+        prompts = 'eval.generate_prompts=["' + "x" * 80000 + '"]'
+        self.run_ballast(1, "reference", deck, prompts)
+        rows, _ = self.train("long", deck, "run.steps=1")
+        self.assertAlmostEqual(rows[0]["loss"], math.log(2), delta=1e-9)
+
     def test_another_reference_is_refused(self):
         reference = self.out("reference.h5")
         deck = self.dpo(reference=reference)
@@ -370,7 +382,7 @@ class Dpo(RunCase):
         self.assertAlmostEqual(rows[0]["loss"], math.log(2), delta=1e-9)
         timed = self.out("timed.json")
         step = ["bench", "step", deck, *FRESH, "warmup=0", "repeats=1", "--json", timed]
-        self.run_ballast(2, *step)
+        self.run_ballast(1, *step)
         with open(timed) as file:
             self.assertAlmostEqual(json.load(file)["loss"], math.log(2), delta=1e-9)
         for command in (["check", deck], ["train", deck, "-d", self.out("seed")]):
@@ -403,9 +415,12 @@ class Dpo(RunCase):
         padded = [*fits, "attention.pattern=moba", "attention.moba_block=64", "run.steps=1"]
         deck = self.dpo()
         self.run_ballast(1, "check", deck, *fits)
-        for command in (["check", deck], ["train", deck, "-d", self.out("padded")]):
-            done = self.run_ballast(1, *command, *padded, status=1)
-            self.assertIn("padding to a sparse pattern's blocks", done.stdout + done.stderr)
+        # The longest pair fits where another one, with more padding, does not.
+        widest = "data.lengths=[9,9,128,64,65,65]"
+        for more in ([], [widest]):
+            for command in (["check", deck], ["train", deck, "-d", self.out("padded")]):
+                done = self.run_ballast(1, *command, *padded, *more, status=1)
+                self.assertIn("padding to a sparse pattern's blocks", done.stdout + done.stderr)
 
     def test_a_checkpoint_of_another_objective_is_not_the_reference(self):
         deck, tuned = self.dpo(reference=self.out("reference.h5")), self.out("tuned")

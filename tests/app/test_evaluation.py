@@ -68,6 +68,23 @@ class Evaluation(RunCase):
         self.assertAlmostEqual(float(line["validation_loss"]), loss(PROMPT, LENGTH), delta=1e-5)
         self.assertEqual(int(line["validation_tokens"]), HELD_OUT * (LENGTH - PROMPT))
 
+    def test_draws_do_not_follow_the_step(self):
+        """Sampled rows of coverage buy the index: they are the same in every evaluation."""
+        keys = ["attention.pattern=vertical_slash", "attention.last_q=16", "dst.enabled=true"]
+        keys += ["dst.coverage_rows=sampled", "dst.base_budget=2", "dst.budgets=[2,3]"]
+        keys += ["data.max_tokens=1200", "batching.micro_batch_tokens=2048"]
+        keys += ["batching.global_tokens=2048", "costs.forward_pair_s=1e-6"]
+        keys += ["data.validation_share=0.3", "optimizer.learning_rate=1e-12"]
+        run = self.out("run")
+        deck = self.deck(dp=1, steps=4, every=0)
+        self.run_ballast(1, "train", deck, "-d", run, *keys, "eval.every_steps=2")
+        with open(os.path.join(run, "steps.jsonl")) as file:
+            rows = [json.loads(line) for line in file]
+        losses = [row["validation_loss"] for row in rows if "validation_loss" in row]
+        self.assertEqual(len(losses), 2)
+        self.assertAlmostEqual(losses[0], losses[1], delta=1e-6)
+        self.assertAlmostEqual(self.evaluated(run, *keys)["validation_loss"], losses[1], delta=1e-6)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -410,6 +410,7 @@ class StoredGroups(Hbp):
             ("model.layers=3", "model of the selection: 2 layers"),
             ("model.intermediate=96", "layer of the table"),
             ("optimizer.zero=0", "optimizer.zero 1"),
+            ("optimizer.kind=muon", "optimizer.kind"),
             ("attention.pattern=moba", "attention of the selection: dense"),
             ("batching.select_lengths=[160,300]", "[80, 160, 300]"),
             ("batching.global_tokens=1500", "batching.global_tokens 2500"),
@@ -420,6 +421,8 @@ class StoredGroups(Hbp):
             self.assertIn(part, message)
             self.assertIn("profile.allow_mismatch", message)
         self.assertIn("mesh.dp 2", refused("pack", dp=4))
+        if any(ranks > 1 for ranks in found["group_ranks"]):
+            self.assertIn("joins data-parallel ranks itself", refused("check", "mesh.sp=2"))
         self.assertIn(
             "note: memory of the selection",
             run(

@@ -176,6 +176,43 @@ class Pack(RunCase):
         self.assertLess(min(found), 0.95 * found[0])
         self.assertAlmostEqual(rows["packed"]["step_seconds"] / min(found), 1, places=6)
 
+    def test_every_placement_of_equal_pairs_takes_the_same_time(self):
+        deck = self.deck(
+            text=(
+                '[mesh]\ndp = 2\n[model]\npreset = "qwen2.5-0.5b"\n[data]\nsource = "lengths"\n'
+                'lengths_file = "{data}"\nlong = "truncate"\n[batching]\nmethod = "balanced"\n'
+                "micro_batch_tokens = 8192\nglobal_samples = 4\nshuffle = false\n"
+                '[loss]\nkind = "dpo"\n[dpo]\nreference_free = true\n'
+                "[costs]\nforward_token_s = 1e-6\nforward_pair_s = 1e-9\n"
+            ),
+            data=self.lengths_file([4000] * 8),
+        )
+        twin = self.out("pairs.json")
+        self.run_ballast(1, "pack", deck, "--compare", "--json", twin)
+        with open(twin) as f:
+            rows = json.load(f)["cases"]
+        self.assertIn("flexsp-like", [row["name"] for row in rows])
+        for row in rows:  # what 4,000 tokens see, twice a pair, twice a rank
+            self.assertAlmostEqual(
+                row["step_seconds"], rows[0]["step_seconds"], places=6, msg=row["name"]
+            )
+
+    def test_the_bound_counts_the_padding_of_sparse_patterns(self):
+        deck = self.deck(
+            text=(
+                '[mesh]\ndp = 2\n[model]\npreset = "qwen2.5-0.5b"\n[attention]\npattern = "moba"\n'
+                '[data]\nsource = "lengths"\nlengths_file = "{data}"\n[batching]\n'
+                'method = "packed"\nmicro_batch_tokens = 1024\nglobal_samples = 16\n[costs]\n'
+                "forward_token_s = 1.0\n"
+            ),
+            data=self.lengths_file([65] * 16),
+        )
+        for scope in ("step", "epoch"):
+            result = self.pack(deck, f"batching.scope={scope}")
+            self.assertAlmostEqual(result["step_over_bound"], 1, msg=scope)
+            # 8 samples of 128 tokens a rank; forward once, backward for two.
+            self.assertAlmostEqual(result["run_seconds"], 3 * 8 * 128, msg=scope)
+
     def test_groups_that_cannot_be(self):
         deck = os.path.join(DECKS, "table6.toml")
         for override, words in (

@@ -48,7 +48,8 @@ class SparseFigures(RunCase):
         for step, rows in recall.items():
             queries = sum(row[6] for row in rows)
             mean = sum(row[6] * row[7] for row in rows) / queries
-            error = math.sqrt(sum((row[6] * row[8]) ** 2 for row in rows)) / queries
+            heads = len({row[4] for row in rows})  # measured on the same queries
+            error = math.sqrt(heads * sum((row[6] * row[8]) ** 2 for row in rows)) / queries
             self.assertAlmostEqual(lines[step]["recall"], mean, delta=2e-6)
             self.assertGreater(error, 1e-4)
             self.assertAlmostEqual(lines[step]["recall_interval"], 1.96 * error, delta=2e-6)
@@ -84,6 +85,29 @@ class SparseFigures(RunCase):
         _, ring = self.train("ring", 2, 1, cp_inner=2)
         for key in ("recall", "recall_interval", "cap_share", "cap_mass"):
             self.assertAlmostEqual(ring[1][key], lines[1][key], delta=2e-5, msg=key)
+
+    def test_drift_is_measured_where_something_is_left_out(self):
+        """The first block and the diagonal are always computed: 100 tokens are whole."""
+        data = ["data.source=needle", "data.needle_lengths=[100,600]", "data.samples=40"]
+        data += ["data.needle_held_out=4", "data.needle_held_out_share=[0.5,0.5]"]
+        data += ["data.validation_share=0", "data.max_tokens=0", "model.vocabulary=512"]
+        data += ["batching.micro_batch_tokens=700"]
+        run, _ = self.train("drift", 1, 3, *data)
+        for row in self.rows(run, "drift")[3]:
+            self.assertGreater(row[3], 400)
+
+    def test_stages_name_the_same_micro_batches(self):
+        """A stage behind the first prepares micro-batches while it is at work on others."""
+        keys = ["mesh.pp=2", "pipeline.schedule=1f1b", "attention.index=generated"]
+        keys += ["trace.recall_every=0", "trace.recall_drift=false"]
+        run, _ = self.train("stages", 2, 1, *keys)
+        found = []
+        for rank in range(2):
+            with h5py.File(os.path.join(run, "trace", f"trace_{rank:05}.h5"), "r") as file:
+                budgets = file["budgets"][: int(file["rows"][()]["budgets"])]
+            found.append(sorted(budgets["micro_batch"].tolist()))
+        self.assertGreater(len(set(found[0])), 2)
+        self.assertEqual(*found)
 
 
 if __name__ == "__main__":

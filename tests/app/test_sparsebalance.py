@@ -181,6 +181,15 @@ class SparseBalance(RunCase):
         with open(twin) as f:
             self.assertFalse([key for key in json.load(f) if "overhead" in key])
 
+    def test_averages_of_a_session_without_tuning_are_none(self):
+        deck, run = self.deck(steps=2, dp=2), self.out("run")
+        self.run_ballast(2, "train", deck, *BUDGETS, "-d", run)
+        self.averages(os.path.join(run, "checkpoints", "step_00000002.h5"))
+        plain = [b for b in BUDGETS if not b.startswith(("dst.enabled", "batching.method"))]
+        self.run_ballast(2, "train", deck, *plain, "-d", run, "-r", "latest", "run.steps=4")
+        with h5py.File(os.path.join(run, "checkpoints", "step_00000004.h5"), "r") as file:
+            self.assertNotIn("budget_averages", file["state/extra"])
+
     def test_chunks_choose_for_themselves(self):
         run = self.out("chunks")
         chunked = [b for b in BUDGETS if not b.startswith("batching.method")] + [

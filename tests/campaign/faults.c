@@ -2,15 +2,15 @@
  * then.
  *
  * BALLAST_FAULT="RANK CALL PATH NTH KIND ERRNO", several separated by ";": on the rank (PMI_RANK)
- * RANK, the NTH call (from 1) of CALL (open, pread, pwrite, fsync, ftruncate, fallocate, rename) on
- * a file whose path contains PATH.  PATH may end in @STEP: then only calls made since the path of a
- * checkpoint of that step (step_STEP) was last seen count, until another step's is; @0 is any.
- * KIND: fail (once, with ERRNO), broken (that call and all later ones), short (half of the bytes),
- * lost (success is reported, nothing is written), flip (one bit is altered on its way).  NTH 0 only
- * counts.  CALL MPI_Init: the rank stops itself (SIGSTOP) before that call; MPI_Finalize: it never
- * returns; exit: the rank stops itself after MPI_Finalize; PATH, NTH, KIND and ERRNO are then any.
- * BALLAST_FAULT_LOG: a file to which a line is added when a fault strikes, and at exit the number
- * of calls seen by each. */
+ * RANK, the NTH call (from 1) of CALL (open, pread, pwrite, fsync, ftruncate, fallocate, flock,
+ * rename) on a file whose path contains PATH.  PATH may end in @STEP: then only calls made since
+ * the path of a checkpoint of that step (step_STEP) was last seen count, until another step's is;
+ * @0 is any. KIND: fail (once, with ERRNO), broken (that call and all later ones), short (half of
+ * the bytes), lost (success is reported, nothing is written), flip (one bit is altered on its way).
+ * NTH 0 only counts.  CALL MPI_Init: the rank stops itself (SIGSTOP) before that call;
+ * MPI_Finalize: it never returns; exit: the rank stops itself after MPI_Finalize; PATH, NTH, KIND
+ * and ERRNO are then any. BALLAST_FAULT_LOG: a file to which a line is added when a fault strikes,
+ * and at exit the number of calls seen by each. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -174,6 +174,13 @@ int fallocate(int fd, int mode, off_t offset, off_t size) {
 }
 int fallocate64(int fd, int mode, off_t offset, off_t size) {
   return fallocate(fd, mode, offset, size);
+}
+
+int flock(int fd, int operation) {
+  NEXT(int, "flock", int, int);
+  const struct fault* fault = struck_fd("flock", fd);
+  if (!fault) return next(fd, operation);
+  return fails(fault);
 }
 
 int rename(const char* from, const char* to) {

@@ -26,7 +26,7 @@ class KnownRecall(RunTest):
         self.report(run)
         m = self.metrics(run / "report")
         self.assertAlmostEqual(m["recall"], 0.6)
-        self.assertAlmostEqual(m["recall_interval"], 1.96 * 18**0.5 / 400)
+        self.assertAlmostEqual(m["recall_interval"], 1.96 * (2 * 18) ** 0.5 / 400)
         with open(run / "report" / "recall.csv", newline="") as f:
             (row,) = csv.DictReader(f)
         self.assertAlmostEqual(float(row["recall"]), 0.6)

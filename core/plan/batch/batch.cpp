@@ -12,10 +12,19 @@ std::int64_t MicroBatch::tokens() const {
   return sum;
 }
 
+namespace {
+std::int64_t rounded(std::int64_t tokens, std::int64_t align) {
+  return (tokens + align - 1) / align * align;
+}
+}  // namespace
+
 std::int64_t axis_tokens(std::span<const Segment> segments, std::int64_t align) {
   std::int64_t sum = 0;
-  for (const auto& s : segments) sum += (s.tokens() + align - 1) / align * align;
+  for (const auto& s : segments) sum += rounded(s.tokens(), align);
   return sum;
+}
+std::int64_t axis_tokens(const SampleLength& s, std::int64_t align) {
+  return rounded(s.chosen_tokens, align) + rounded(s.tokens - s.chosen_tokens, align);
 }
 std::int64_t MicroBatch::axis_tokens() const { return ballast::axis_tokens(segments, align); }
 

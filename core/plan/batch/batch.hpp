@@ -70,4 +70,7 @@ struct SampleLength {
   std::int64_t chosen_tokens = 0, chosen_loss_tokens = 0;
 };
 
+/// What of a packed axis a whole sample takes up: each answer of a pair is a segment of its own.
+std::int64_t axis_tokens(const SampleLength& sample, std::int64_t align);
+
 }  // namespace ballast

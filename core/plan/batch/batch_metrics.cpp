@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <unordered_map>
 
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/balance_packing.hpp"
@@ -41,13 +40,18 @@ bool BatchMeter::is_full(const Batch& batch) {
   return busy == rounds * batch.micro_batches.size();
 }
 
-void BatchMeter::add_lengths(const Batch& batch) {
-  std::unordered_map<std::int64_t, std::int64_t> length;  // of a sample, chunks joined
+BatchMeter::Lengths BatchMeter::lengths_of(const Batch& batch) {
+  Lengths lengths;
   for (const auto& list : batch.micro_batches)
     for (const MicroBatch& m : list)
-      for (const Segment& s : m.segments) length[s.sample] = std::max(length[s.sample], s.end);
+      for (const Segment& s : m.segments)
+        lengths[s.sample] = std::max(lengths[s.sample], s.origin + s.end);
+  return lengths;
+}
+
+void BatchMeter::add_lengths(const Lengths& lengths) {
   double sum = 0, count = 0;
-  for (const auto& [sample, tokens] : length) {
+  for (const auto& [sample, tokens] : lengths) {
     if (tokens == 0) continue;
     const double log = std::log(static_cast<double>(tokens));
     sum += log, log_squares_ += log * log, ++count;
@@ -58,14 +62,16 @@ void BatchMeter::add_lengths(const Batch& batch) {
 
 BatchMeter::Pack BatchMeter::pack_of(const MicroBatch& micro_batch) const {
   Pack pack;
+  std::int64_t longest_sample = 0;
   for (const Segment& s : micro_batch.segments) {
     pack.tokens += static_cast<double>(s.tokens());
     // A chunk also attends to what lies before it: the chunks of a sample add to its square.
     const double begin = static_cast<double>(s.begin), end = static_cast<double>(s.end);
     pack.squares += end * end - begin * begin;
     pack.longest = std::max(pack.longest, s.tokens());
+    longest_sample = std::max(longest_sample, s.origin + s.end);
   }
-  pack.group = group(pack.longest);
+  pack.group = group(longest_sample);
   const bool padded = options_.method == Batching::none || options_.method == Batching::sorted;
   const double length = static_cast<double>(
       padded ? pack.longest * static_cast<std::int64_t>(micro_batch.segments.size())
@@ -79,7 +85,8 @@ std::size_t BatchMeter::group(std::int64_t tokens) const {
   return options_.method == Batching::hbp ? group_of(tokens, options_.groups) : 0;
 }
 
-void BatchMeter::count(const MicroBatch& micro_batch, const Pack& pack, bool full) {
+void BatchMeter::count(const MicroBatch& micro_batch, const Pack& pack, const Lengths& lengths,
+                       bool full) {
   GroupMetrics& of = counts_.groups[pack.group];
   const double capacity = static_cast<double>(of.group.tokens);
   const auto bin = [](double share) {
@@ -92,17 +99,20 @@ void BatchMeter::count(const MicroBatch& micro_batch, const Pack& pack, bool ful
   ++of.fill[bin(pack.tokens / capacity)];
   ++of.attention[bin(pack.squares / (capacity * capacity))];
   for (const Segment& s : micro_batch.segments) {
-    of.samples += s.begins_sample() ? 1 : 0;
-    counts_.longest = std::max(counts_.longest, s.origin + s.end);
-    const auto b = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(s.tokens())));
+    if (!s.begins_sample()) continue;
+    const std::int64_t tokens = lengths.at(s.sample);
+    ++of.samples;
+    counts_.longest = std::max(counts_.longest, tokens);
+    const auto b = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens)));
     if (of.lengths.size() <= b) of.lengths.resize(b + 1);
     ++of.lengths[b];
-    if (options_.groups[group(s.tokens())].ranks > 1) needing_ += static_cast<double>(s.tokens());
+    if (options_.groups[group(tokens)].ranks > 1) needing_ += static_cast<double>(tokens);
   }
 }
 
 void BatchMeter::add(const Batch& batch, bool full) {
-  add_lengths(batch);
+  const Lengths lengths = lengths_of(batch);
+  add_lengths(lengths);
   const std::size_t ranks = batch.micro_batches.size();
   std::vector<double> tokens(ranks), attention(ranks);
   double padding = 0;
@@ -122,7 +132,7 @@ void BatchMeter::add(const Batch& batch, bool full) {
       ++packs;
       mixed = mixed || (only != options_.groups.size() && only != pack.group);
       only = pack.group;
-      count(m, pack, full);
+      count(m, pack, lengths, full);
     }
   const double dbr = balance_ratio(tokens),
                pr = packs > 0 ? padding / static_cast<double>(packs) : 0,

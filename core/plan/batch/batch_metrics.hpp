@@ -1,6 +1,7 @@
 // Balance of Batch plans: Hierarchical Balance Packing Equations 1 to 3, from the plans alone.
 #pragma once
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "core/plan/batch/batch.hpp"
@@ -54,7 +55,10 @@ class BatchMeter {
   static bool is_full(const Batch& batch);
 
  private:
-  void add_lengths(const Batch& batch);
+  /// Tokens of each sample of a batch, its chunks or answers joined.
+  using Lengths = std::unordered_map<std::int64_t, std::int64_t>;
+  static Lengths lengths_of(const Batch& batch);
+  void add_lengths(const Lengths& lengths);
 
   struct Sums {
     double dbr = 0, pr = 0, abr = 0;
@@ -65,13 +69,13 @@ class BatchMeter {
   struct Pack {
     double tokens = 0, squares = 0;  ///< sums over its segments
     double padding = 0;              ///< ratio
-    std::int64_t longest = 0;
+    std::int64_t longest = 0;        ///< segment
     std::size_t group = 0;
   };
   Pack pack_of(const MicroBatch& micro_batch) const;
-  /// Index of the group of a sample or pack whose longest segment has `tokens`.
+  /// Index of the group of a sample of `tokens`, or of a pack whose longest sample has as many.
   std::size_t group(std::int64_t tokens) const;
-  void count(const MicroBatch& micro_batch, const Pack& pack, bool full);
+  void count(const MicroBatch& micro_batch, const Pack& pack, const Lengths& lengths, bool full);
   BatchingOptions options_;
   int shared_ranks_;
   BatchMetrics counts_;

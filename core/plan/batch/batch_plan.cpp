@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 #include <queue>
+#include <span>
 #include <stdexcept>
 
 #include "core/base/error.hpp"
@@ -57,9 +58,8 @@ class Planner {
     require(options.dp >= 1, "mesh.dp = {}: a batch needs at least one data-parallel rank",
             options.dp);
     std::vector<std::int64_t> lengths(samples.size());
-    std::transform(samples.begin(), samples.end(), lengths.begin(), [&](const SampleLength& s) {
-      return (s.tokens + options.align - 1) / options.align * options.align;
-    });
+    std::transform(samples.begin(), samples.end(), lengths.begin(),
+                   [&](const SampleLength& s) { return axis_tokens(s, options.align); });
     if (options.method == Batching::hbp) {
       groups_ = options.groups;
       // Padding alone makes no sample too long for its group.
@@ -82,10 +82,12 @@ class Planner {
     squares_.resize(packs_.size());
     for (std::size_t p = 0; p < packs_.size(); ++p)
       for (const std::uint32_t i : packs_[p]) {
-        const double n = static_cast<double>(lengths[i]),
-                     chosen = static_cast<double>(samples[i].chosen_tokens);
         // The answers of a pair do not see each other.
-        for (const double part : {chosen, n - chosen}) {
+        const std::int64_t chosen =
+            axis_tokens(SampleLength{0, samples[i].chosen_tokens}, options.align);
+        const std::int64_t first = std::min(lengths[i], chosen);
+        for (const auto tokens : {first, lengths[i] - first}) {
+          const auto part = static_cast<double>(tokens);
           squares_[p] += part * part;
           cost_[p] += part + options.pair_cost_tokens * part * (part + 1) / 2;
         }
@@ -227,10 +229,15 @@ Batch plan_by_weight(std::int64_t step, const Samples& samples, const BatchingOp
   require(
       options.method == Batching::lbb || options.sample_cost,
       "batching.method = \"sab\" needs predicted latency: name a profile.table, or state [costs]");
+  // The answers of a pair do not see each other.
+  const auto cost = [&](const SampleLength& s) {
+    return s.chosen_tokens > 0 ? options.sample_cost(s.chosen_tokens) +
+                                     options.sample_cost(s.tokens - s.chosen_tokens)
+                               : options.sample_cost(s.tokens);
+  };
   std::vector<double> weights;
   for (const SampleLength& s : samples)
-    weights.push_back(options.method == Batching::lbb ? static_cast<double>(s.tokens)
-                                                      : options.sample_cost(s.tokens));
+    weights.push_back(options.method == Batching::lbb ? static_cast<double>(s.tokens) : cost(s));
   return plan_weighted(step, samples, weights, options);
 }
 
@@ -242,19 +249,25 @@ std::int64_t most_tokens(const BatchingOptions& options) {
   return ranks * options.micro_batch_tokens;
 }
 
+/// What all methods have in common: padding, and pairs as documents of their own.
+void finish(std::span<Batch> batches, const Samples& samples, const BatchingOptions& options) {
+  for (Batch& batch : batches)
+    for (auto& list : batch.micro_batches)
+      for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
+  separate_pairs(batches, samples, most_tokens(options));
+}
+
 }  // namespace
 
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
                  const BatchingOptions& options) {
-  const auto aligned = [&](Batch batch) {
-    for (auto& list : batch.micro_batches)
-      for (MicroBatch& micro_batch : list) micro_batch.align = options.align;
-    separate_pairs({&batch, 1}, samples, most_tokens(options));
+  const auto finished = [&](Batch batch) {
+    finish({&batch, 1}, samples, options);
     return batch;
   };
-  if (balances_by_weight(options.method)) return aligned(plan_by_weight(step, samples, options));
-  if (options.method == Batching::chunkflow) return aligned(plan_chunks(step, samples, options));
-  if (options.method == Batching::balanced) return aligned(placed_batch(step, samples, options));
+  if (balances_by_weight(options.method)) return finished(plan_by_weight(step, samples, options));
+  if (options.method == Batching::chunkflow) return finished(plan_chunks(step, samples, options));
+  if (options.method == Batching::balanced) return finished(placed_batch(step, samples, options));
   const Planner planner(samples, options, static_cast<std::uint64_t>(step));
   Batch batch;
   batch.step = step;
@@ -268,7 +281,14 @@ Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
   } else {
     planner.deal(batch);
   }
-  return aligned(std::move(batch));
+  return finished(std::move(batch));
+}
+
+Batch plan_placed(std::int64_t step, const Placement& placed,
+                  const std::vector<SampleLength>& samples, const BatchingOptions& options) {
+  Batch batch = batch_of(step, placed);
+  finish({&batch, 1}, samples, options);
+  return batch;
 }
 
 std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples,
@@ -288,7 +308,7 @@ std::vector<Batch> plan_epoch(const std::vector<SampleLength>& samples,
     std::vector<double> load(planner.ranks());
     planner.add(batches[i], load, rounds[order.empty() ? i : order[i]]);
   }
-  separate_pairs(batches, samples, most_tokens(options));
+  finish(batches, samples, options);
   return batches;
 }
 

@@ -134,12 +134,18 @@ inline bool balances_by_weight(Batching method) {
 /// share a pack, which stands with rank d, and the others hold a micro-batch without segments in
 /// that round. `sab`, `lbb`: the two-level partition of core/plan/batch/latency_batching by
 /// sample_cost, or by tokens. `balanced`: core/plan/batch/placed_batch. The others: packs as in
-/// core/plan/batch/packing, in random order, dealt round robin.  Every sample appears exactly once;
+/// core/plan/batch/packing, in random order (sorted: in the order of their lengths), dealt round
+/// robin.  Every sample appears exactly once;
 /// the result depends on the arguments alone.  Errors: dp < 1, groups that cannot pack
 /// (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
 /// counts).
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
                  const BatchingOptions& options);
+
+/// The batch of a placement of `samples` that is given, micro-batches as plan_batch makes them.
+/// Errors: a pair that was cut.
+Batch plan_placed(std::int64_t step, const Placement& placed,
+                  const std::vector<SampleLength>& samples, const BatchingOptions& options);
 
 /// A whole epoch packed at once (HBP Section 4.2): each batch is one iteration, in which every
 /// data-parallel rank has one micro-batch, alone or shared.  A group's last batch may leave ranks

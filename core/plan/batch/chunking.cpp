@@ -96,18 +96,27 @@ Bins fewest_bins(std::span<const std::int64_t> lengths, std::int64_t capacity) {
   for (const std::int64_t n : lengths)
     require(n >= 0 && n <= capacity, "a length of {} tokens does not fit a chunk of {}", n,
             capacity);
-  const Packing packing = pack_lengths(PackMethod::bfd, lengths, capacity);
-  if (lengths.size() <= kSearchedItems) {
-    const auto least = static_cast<std::size_t>(least_bins(lengths, capacity));
-    const std::vector<std::uint32_t> order = longest_first(lengths);
-    for (std::size_t count = least; count < packing.size(); ++count) {
-      BinSearch search(lengths, order, capacity, count);
-      if (search.run()) return search.bins();
-    }
+  const std::vector<std::uint32_t> all = longest_first(lengths);
+  const auto empty =
+      std::find_if(all.begin(), all.end(), [&](std::uint32_t i) { return lengths[i] == 0; });
+  const std::span order(all.begin(), empty);
+  Bins bins;
+  BestFit fit(capacity);
+  for (const std::uint32_t i : order) {
+    const std::size_t b = fit.place(lengths[i]);
+    if (b == bins.size()) bins.emplace_back();
+    bins[b].push_back(i);
   }
-  Bins bins(packing.size());
-  for (std::size_t b = 0; b < bins.size(); ++b)
-    bins[b].assign(packing[b].begin(), packing[b].end());
+  if (order.size() <= kSearchedItems)
+    for (auto count = static_cast<std::size_t>(least_bins(lengths, capacity)); count < bins.size();
+         ++count) {
+      BinSearch search(lengths, order, capacity, count);
+      if (!search.run()) continue;
+      bins = search.bins();
+      break;
+    }
+  if (bins.empty() && empty != all.end()) bins.emplace_back();
+  if (empty != all.end()) bins.front().insert(bins.front().end(), empty, all.end());
   return bins;
 }
 
@@ -141,7 +150,7 @@ std::vector<MicroBatch> construct_chunks(const std::vector<SampleLength>& sample
     const SampleLength& s = samples[i];
     require(s.tokens >= 0, "sample {} has {} tokens", s.sample, s.tokens);
     if (s.tokens <= chunk_tokens) {
-      lengths.push_back(std::min(chunk_tokens, (s.tokens + align - 1) / align * align));
+      lengths.push_back(std::min(chunk_tokens, axis_tokens(s, align)));
       short_samples.push_back(static_cast<std::uint32_t>(i));
       continue;
     }

@@ -17,7 +17,7 @@ struct RankSamples {
 
 /// Tokens that a sample takes up in a pack.
 std::int64_t room(const SampleLength& s, const BatchingOptions& options) {
-  return (s.tokens + options.align - 1) / options.align * options.align;
+  return axis_tokens(s, options.align);
 }
 
 bool within(const Partition& bins, const RankSamples& rank,
@@ -58,9 +58,15 @@ Batch plan_weighted(std::int64_t step, const std::vector<SampleLength>& samples,
   batch.step = step;
   for (const RankSamples& rank : ranks) {
     Partition bins = balanced_partition(rank.weights, micro_batches);
-    // One sample a bin fits always.
-    for (int more = micro_batches + 1; !by_samples && !within(bins, rank, samples, options); ++more)
+    // One sample a bin fits always; samples of no weight stay together.
+    for (int more = micro_batches + 1; !by_samples && !within(bins, rank, samples, options);
+         ++more) {
+      require(more <= micro_batches + static_cast<int>(rank.samples.size()),
+              "samples of no weight fill a micro-batch of more than {} tokens: predicted latencies "
+              "must not be 0",
+              options.micro_batch_tokens);
       bins = balanced_partition(rank.weights, more);
+    }
     auto& list = batch.micro_batches.emplace_back();
     for (const auto& bin : bins) {
       if (bin.empty()) continue;

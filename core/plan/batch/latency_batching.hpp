@@ -15,7 +15,8 @@ namespace ballast {
 /// into micro-batches.  The number of micro-batches of every rank is ceil(samples /
 /// (micro_batch_samples dp)) or, with options.micro_batch_samples = 0, the smallest that keeps
 /// packs of several samples within micro_batch_tokens.  Samples and micro-batches keep the given
-/// (random) order.  Empty micro-batches are left out.  Errors: as balanced_partition.
+/// (random) order.  Empty micro-batches are left out.  Errors: as balanced_partition,
+/// and weights of 0 that leave several samples in a micro-batch too long.
 Batch plan_weighted(std::int64_t step, const std::vector<SampleLength>& samples,
                     std::span<const double> weights, const BatchingOptions& options);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <queue>
@@ -77,7 +78,7 @@ class Placer {
     for (std::size_t i = 0; i < samples.size(); ++i) {
       require(samples[i].tokens >= 0, "sample {} has {} tokens", samples[i].sample,
               samples[i].tokens);
-      lengths[i] = rounded(samples[i].tokens);
+      lengths[i] = axis_tokens(samples[i], options.align);
     }
     order_ = longest_first(lengths);
     capacity_ = std::max<std::int64_t>(1, options.micro_batch_tokens);
@@ -131,8 +132,7 @@ class Placer {
   static std::int64_t rounded(std::int64_t tokens, std::int64_t align) {
     return (tokens + align - 1) / align * align;
   }
-  std::int64_t rounded(std::int64_t tokens) const { return rounded(tokens, options_.align); }
-  std::int64_t tokens(std::uint32_t i) const { return rounded(samples_[i].tokens); }
+  std::int64_t tokens(std::uint32_t i) const { return axis_tokens(samples_[i], options_.align); }
 
   bool fits(std::int64_t tokens, std::int64_t prefix, const PlacementSplit& split) const {
     return options_.memory_bytes <= 0 ||
@@ -408,8 +408,10 @@ class Placer {
   }
   void cut(const Shared& shared, std::vector<PlacedMicroBatch>& to) const {
     const SampleLength& sample = samples_[shared.sample];
-    const std::int64_t size =
-        shared.choice.chunk_tokens > 0 ? shared.choice.chunk_tokens : sample.tokens;
+    // A pair that its padding alone makes too long is cut too, and refused where batches are made.
+    const std::int64_t size = shared.choice.chunk_tokens > 0
+                                  ? std::min(shared.choice.chunk_tokens, sample.tokens - 1)
+                                  : sample.tokens;
     const std::vector<Segment> pieces = cut_sample(sample, size);
     for (std::size_t c = 0; c < pieces.size(); ++c) {
       PlacedMicroBatch m{{pieces[c]}, shared.first, shared.choice.split, 0};
@@ -519,13 +521,13 @@ Placement place(const std::vector<SampleLength>& samples, const PlacementOptions
   if (options.stages == 1) return best;
   // Micro-batches of like length keep a pipeline full, so short samples may share ranks as well.
   const double bound_s = best.bound_s;
-  PlacementOptions wider = options;
-  while (wider.splits.size() > 1) {
-    wider.splits.erase(wider.splits.begin());
-    std::erase_if(wider.splits, [&](const PlacementSplit& split) {
-      return split.ranks % wider.splits.front().ranks != 0;
-    });
-    if (!problems(wider).empty()) continue;
+  for (auto smallest = options.splits.begin() + 1; smallest < options.splits.end(); ++smallest) {
+    PlacementOptions wider = options;
+    wider.splits.clear();
+    std::copy_if(smallest, options.splits.end(), std::back_inserter(wider.splits),
+                 [&](const PlacementSplit& split) { return split.ranks % smallest->ranks == 0; });
+    // A set without the largest group would cut, or could not hold, what that group holds.
+    if (!problems(wider).empty() || wider.splits.back() != options.splits.back()) continue;
     Placement found = Placer(samples, wider, costs).run();
     if (found.step_s < best.step_s) best = std::move(found);
   }
@@ -538,7 +540,7 @@ double seconds(const std::vector<Segment>& segments, const PlacementSplit& split
   std::int64_t tokens = 0;
   double attention = 0;
   for (const Segment& s : segments) {
-    const std::int64_t n = (s.tokens() + align - 1) / align * align;
+    const std::int64_t n = axis_tokens({&s, 1}, align);
     tokens += n;
     attention += costs.attention_s(n, s.begin, split);
   }

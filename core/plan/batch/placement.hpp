@@ -49,7 +49,7 @@ struct PlacementOptions {
   std::int64_t micro_batch_tokens = 4096;  ///< capacity of a pack of short samples
   double memory_bytes = 0;                 ///< of a rank; 0: no limit
   int stages = 1;                          ///< pipeline stages that every micro-batch goes through
-  std::int64_t align = 1;                  ///< lengths count rounded up to it
+  std::int64_t align = 1;                  ///< samples count by axis_tokens(sample, align)
   std::int64_t chunk_align = 1;            ///< chunks begin at multiples of it and of `align`
   int chunk_k = 1;  ///< chunks of a sample whose activations are kept (ChunkFlow's K)
   double forward_share = 1.0 / 3;  ///< of a micro-batch's seconds: what a second forward adds
@@ -78,16 +78,16 @@ struct Placement {
 std::vector<std::string> problems(const PlacementOptions& options);
 
 /// Places every sample exactly once.  A sample that fits the memory of no group is cut into chunks
-/// that run one after another on the largest.  For a pipeline, whose stages wait where
-/// micro-batches are long or differ, smaller packs and larger groups for short samples are tried
-/// too. Deterministic: the order of `samples` decides between equal lengths alone.  O(n log n +
-/// long samples x ranks).  Errors: problems(options), a negative length, a sample of which not even
-/// a chunk of the least length fits.
+/// that run one after another on the group with the least rank-seconds.  For a pipeline, whose
+/// stages wait where micro-batches are long or differ, smaller packs and larger groups for short
+/// samples are tried too. Deterministic: the order of `samples` decides between equal lengths
+/// alone.  O(n log n + long samples x ranks).  Errors: problems(options), a negative length, a
+/// sample of which not even a chunk of the least length fits.
 Placement place(const std::vector<SampleLength>& samples, const PlacementOptions& options,
                 const PlacementCosts& costs);
 
-/// Seconds of one stage of a micro-batch by these costs.
+/// Seconds of one stage of a micro-batch by these costs, each segment rounded up to `align`.
 double seconds(const std::vector<Segment>& segments, const PlacementSplit& split,
-               const PlacementCosts& costs, std::int64_t align = 1);
+               const PlacementCosts& costs, std::int64_t align);
 
 }  // namespace ballast

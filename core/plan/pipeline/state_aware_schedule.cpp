@@ -13,8 +13,8 @@
 namespace ballast {
 namespace {
 
-/// List entries that a search may make before it keeps what it has: below a second on one core,
-/// whatever the batch.
+/// List entries after which a search tries no further order: below a second on one core.  The first
+/// order is tried by all rules, whatever its length.
 constexpr std::int64_t kMostEntries = 4'000'000;
 
 /// The rules that list scheduling is tried with: those of weight gradients where backward is split,

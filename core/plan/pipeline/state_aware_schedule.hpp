@@ -17,10 +17,11 @@ namespace ballast {
 /// alone), the shortest step wins; 1 keeps the given order. `split`: the zero-bubble variant (Qi et
 /// al. 2024, ZB-H1, for any lengths and dependent chunks).  Backward is an input half, which alone
 /// the stage before waits for, and a weight half that fills what would be waits.  A weight half
-/// still to come counts as live, since it holds as much as a forward's activations
-/// (StageModel::backward_input), so the bound above holds.  Halves that follow each other directly
-/// are one backward; weight halves come in the order of their input halves.  Orders that gain
-/// nothing by halves keep whole backwards. Errors: k < 1, stages < 1, a group without
+/// still to come holds as much as a forward's activations (StageModel::backward_input): stage s
+/// holds at most k + P - 1 - s chunks between forward and input half, and at most k + P - 1 with
+/// the waiting halves, as many as the first stage holds anyway.  Halves that follow each other
+/// directly are one backward; weight halves come in the order of their input halves.  Orders that
+/// gain nothing by halves keep whole backwards. Errors: k < 1, stages < 1, a group without
 /// micro-batches.
 Schedule state_aware_schedule(const ChunkGroups& groups, int stages, int k,
                               const ScheduleCosts& costs, int search = 64, bool split = false);

@@ -190,7 +190,7 @@ TEST(PlanStep, APlacementKeepsItsSplits) {
                           {{{2, 0, 2048, 2047}, {3, 0, 100, 99}}, 4, {2, 2, 1}},
                           {{{1, 0, 4096, 4095}}, 6, {2, 1, 2}},  // a sample that comes twice
                           {{{4, 0, 64, 63}}, 3, {1, 1, 1}}};
-  const StepPlan plan = plan_placement_step(7, placed, options);
+  const StepPlan plan = plan_placement_step(7, placed, {}, options);
   EXPECT_EQ(problems(plan), "");
   EXPECT_EQ(plan.step, 7);
   ASSERT_EQ(plan.micro_batches.size(), placed.micro_batches.size());
@@ -205,7 +205,23 @@ TEST(PlanStep, APlacementKeepsItsSplits) {
       }
   EXPECT_EQ(seen.size(), placed.micro_batches.size());
   options.mesh.sp = 2;
-  EXPECT_THROW(plan_placement_step(7, placed, options), Error);
+  EXPECT_THROW(plan_placement_step(7, placed, {}, options), Error);
+}
+
+TEST(PlanStep, APairOfAPlacementThatIsGivenIsTwoDocuments) {
+  StepOptions options = options_of(2, 1);
+  options.batching.align = 64;
+  Placement placed;
+  placed.ranks.resize(2);
+  placed.micro_batches = {{{{3, 0, 100, 90}}, 0, {1, 1, 1}}, {{{4, 0, 80, 79}}, 1, {1, 1, 1}}};
+  const StepPlan plan =
+      plan_placement_step(0, placed, {{3, 100, 90, 60, 55}, {4, 80, 79, 30, 29}}, options);
+  ASSERT_EQ(plan.micro_batches.size(), 2u);
+  EXPECT_EQ(plan.micro_batches[0].segments,
+            (std::vector<Segment>{{3, 0, 60, 55, 0}, {3, 0, 40, 35, 60}}));
+  EXPECT_EQ(plan.micro_batches[1].segments,
+            (std::vector<Segment>{{4, 0, 30, 29, 0}, {4, 0, 50, 50, 30}}));
+  for (const PlannedMicroBatch& m : plan.micro_batches) EXPECT_EQ(m.align, 64);
 }
 
 TEST(PlanStep, IdlePlacesOfRoundsDisappear) {

@@ -151,6 +151,20 @@ TEST(StepOrder, ForwardsAlone) {
   EXPECT_EQ(problems(plan), "");
 }
 
+// Two parts, each of lists that differ, side by side: BALLAST_SANITIZE=thread finds what one writes
+// and the other reads.
+TEST(StepOrder, PartsThatShareNothingAreOrderedAtOnce) {
+  StepPlan pair = test::placed(2, 2, {{0, 2}, {0, 1}, {0, 2}});
+  order(pair, ScheduleKind::state_aware_1f1b);
+  for (int times = 0; times < 20; ++times) {
+    StepPlan both = test::placed(4, 2, {{0, 2}, {0, 1}, {0, 2}, {2, 2}, {2, 1}, {2, 2}});
+    order(both, ScheduleKind::state_aware_1f1b);
+    EXPECT_EQ(problems(both), "");
+    for (int lane = 0; lane < 4; ++lane)
+      EXPECT_EQ(both.schedule(lane).stages, pair.schedule(lane % 2).stages);
+  }
+}
+
 TEST(StepOrder, RefusesListsOutOfOrder) {
   StepPlan plan = test::placed(1, 1, {{0, 1}, {0, 1}});
   std::swap(plan.lanes[0].micro_batches[0], plan.lanes[0].micro_batches[1]);

@@ -117,6 +117,9 @@ TEST(RateCosts, FrozenWeightsHaveNoGradient) {
   work.model.lora.rank = 16;
   const RateCosts adapters(device_rates(DeviceKind::h200), work);
   EXPECT_LT(layer(adapters, m, 0).backward_s, 0.75 * layer(whole, m, 0).backward_s);
+  // Nor has the head: its backward is one product and what moves, as forward is.
+  EXPECT_DOUBLE_EQ(adapters.head(4096, {}).backward_s, adapters.head(4096, {}).forward_s);
+  EXPECT_GT(whole.head(4096, {}).backward_s, 1.5 * whole.head(4096, {}).forward_s);
 }
 
 TEST(RateCosts, WhatLeavesANodeTakesTheNetwork) {
@@ -255,6 +258,89 @@ TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   EXPECT_DOUBLE_EQ(costs.stage_hop(1000, {}), 1e-5 + 1000.0 * 896 * 2 / 1e9);
   EXPECT_GT(costs.optimizer(1 << 20, false), 0);
   EXPECT_THROW(TableCosts("a.h5", table, PatternKind::vertical_slash, work), Error);
+}
+
+/// The same with heads, as if all of it had been measured with another recompute alone.
+ProfileTable one_mode_table(Recompute mode) {
+  ProfileTable table = drawn_table(1e-6, 1e-9);
+  for (const ProfilePass pass : {ProfilePass::forward, ProfilePass::backward})
+    for (const std::int64_t n : {1024, 4096})
+      table.rows.push_back({ProfilePart::head,
+                            {},
+                            n,
+                            0,
+                            0,
+                            1,
+                            Recompute::none,
+                            pass,
+                            1e-7 * static_cast<double>(n),
+                            0,
+                            0});
+  for (ProfileRow& row : table.rows) row.recompute = mode;
+  return table;
+}
+
+TEST(TableCosts, OneMeasuredModeAnswersForAll) {
+  const WorkShape work = work_of("qwen2.5-0.5b");
+  const double selective_s = RateCosts(device_rates(DeviceKind::generic), work)
+                                 .rest(4096, {}, Recompute::selective)
+                                 .recompute_s;
+  ASSERT_GT(selective_s, 0);
+  for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
+    const TableCosts costs("t", one_mode_table(mode), PatternKind::moba, work);
+    const double forward = 1e-6 * 4096, measured = 2 * forward;
+    const auto again = [&](Recompute of) {
+      return of == Recompute::full ? forward : of == Recompute::selective ? selective_s : 0;
+    };
+    EXPECT_NEAR(costs.head(4096, {}).forward_s, 1e-7 * 4096, 1e-12);
+    EXPECT_GT(costs.exchange(4096, {2, 1, 1}), 0);
+    for (const Recompute asked : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const PassTime rest = costs.rest(4096, {}, asked);
+      EXPECT_NEAR(rest.forward_s, forward, 1e-12);
+      EXPECT_NEAR(rest.backward_s, measured - again(mode) + again(asked), 1e-9 * measured)
+          << name(mode) << " " << name(asked);
+      EXPECT_NEAR(rest.weight_s, 0.5 * (measured - again(mode)), 1e-9 * measured);
+      const PassTime pairs = costs.attention(4096, 0, 8, {}, asked);
+      EXPECT_NEAR(pairs.backward_s - pairs.recompute_s,
+                  mode == Recompute::full ? pairs.forward_s : 2 * pairs.forward_s,
+                  1e-9 * pairs.forward_s);
+    }
+  }
+}
+
+TEST(TableCosts, ExchangesCarryRepeatedHeadsAndAreNeverFree) {
+  const WorkShape work = work_of("qwen2.5-0.5b");  // 14 query heads, 2 of keys and of values
+  ProfileTable table = drawn_table(1e-6, 1e-9);
+  const ContextSplit seven{7, 1, 1};
+  EXPECT_DOUBLE_EQ(TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven),
+                   RateCosts(device_rates(DeviceKind::generic), work).exchange(7000, seven));
+  table.links = {{"inner", 1e-5, 1e9}};
+  EXPECT_NEAR(TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven),
+              2e-5 + 6.0 / 7 * (2 * 14 + 2 * 14) * 64 * 2 * 1000 / 1e9, 1e-12);
+  // Rows of seven ranks hold their exchanges.
+  for (ProfileRow row : std::vector<ProfileRow>(table.rows)) {
+    row.sp = 7, row.median_s /= 7;
+    table.rows.push_back(row);
+  }
+  table.links.clear();
+  EXPECT_EQ(TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven), 0);
+}
+
+TEST(TableCosts, AllRanksShareTheHeadWhoeverWasMeasured) {
+  ProfileTable table = one_mode_table(Recompute::none);
+  const auto head = [&] {
+    return TableCosts("t", table, PatternKind::moba, work_of("qwen2.5-0.5b"))
+        .head(4096, {2, 1, 1})
+        .forward_s;
+  };
+  const double divided = head();
+  for (ProfileRow row : std::vector<ProfileRow>(table.rows))
+    if (row.part != ProfilePart::head) {
+      row.sp = 2, row.median_s /= 2;
+      table.rows.push_back(row);
+    }
+  EXPECT_NEAR(divided, 1e-7 * 4096 / 2, 1e-12);
+  EXPECT_DOUBLE_EQ(head(), divided);
 }
 
 // Where no budget counts pairs, all costs take the pattern's share of the visible ones, and budgets

@@ -57,7 +57,7 @@ TEST(StepPlacementCosts, AreTheClocksForUlyssesGroupsStagesAndRecompute) {
           for (const auto& list : {segments, chunk}) {
             const PlacementSplit split{sp, sp, 1};
             const double expected = clock_s(list, split, work, *costs);
-            EXPECT_NEAR(seconds(list, split, placement), expected, 1e-6 * expected)
+            EXPECT_NEAR(seconds(list, split, placement, 1), expected, 1e-6 * expected)
                 << costs->source() << " pp " << pp << " sp " << sp << " recomputed " << recomputed;
           }
       }
@@ -71,7 +71,7 @@ TEST(StepPlacementCosts, RingsThatAttentionHidesCostNoMoreThanTheClockSays) {
   const std::vector<Segment> one{{0, 0, 262144, 0}};
   const PlacementSplit ring{4, 1, 4};
   const double expected = clock_s(one, ring, work, *costs);
-  EXPECT_NEAR(seconds(one, ring, placement), expected, 0.1 * expected);
+  EXPECT_NEAR(seconds(one, ring, placement, 1), expected, 0.1 * expected);
 }
 
 // Attention of a rank, a quarter of all, hides hops of a ring of four; the rest is waited for.

@@ -303,24 +303,96 @@ TEST(Tune, GroupsKeepTheLayersThatTheyRecompute) {
   EXPECT_TRUE(with(base, c).batching.group_recompute.empty());
 }
 
-TEST(TuneSlow, LowerBoundsAreBelowTheClock) {
-  Config base = deck();
-  hold(base, {"chunk.k"});
-  TuneInput in = input(base, 6, kMixed);
+/// Whether no bound of a space, every `stride`-th of its candidates, is above the clock; how many
+/// were compared, and how many bounds are above half of it.
+std::pair<std::size_t, std::size_t> compare_bounds(const TuneInput& in, std::size_t stride) {
   TuneTrials trials(in);
   TuneBounds bounds(in, trials);
-  std::size_t checked = 0, tight = 0;
-  const auto space = tune_space(base, 6, in.longest.tokens, {0}).candidates;
-  for (std::size_t i = 0; i < space.size(); i += 7) {
+  std::size_t compared = 0, tight = 0;
+  const auto space = tune_space(in.base, in.limits.ranks, in.longest.tokens, {0}).candidates;
+  for (std::size_t i = 0; i < space.size(); i += stride) {
     const TuneBounds::Figures f = bounds.of(space[i]);
     const Trial t = trials.lightest(space[i]);
     if (t.state != TrialState::fits) continue;
     EXPECT_LE(f.bound_s, t.first_step_s * (1 + 1e-9)) << describe(t.candidate);
     EXPECT_LE(f.bytes, t.bytes) << describe(t.candidate);
-    ++checked, tight += f.bound_s > 0.5 * t.first_step_s;
+    ++compared, tight += f.bound_s > 0.5 * t.first_step_s;
   }
-  EXPECT_GT(checked, 50u);
-  EXPECT_GT(tight, checked / 4);
+  return {compared, tight};
+}
+
+TEST(TuneSlow, LowerBoundsAreBelowTheClock) {
+  Config base = deck();
+  hold(base, {"chunk.k"});
+  const auto [compared, tight] = compare_bounds(input(base, 6, kMixed), 7);
+  EXPECT_GT(compared, 50u);
+  EXPECT_GT(tight, compared / 4);
+}
+
+// Tuning lowers the budgets of slow micro-batches below the base.
+TEST(TuneSlow, LowerBoundsAreBelowTheClockOfTunedBudgets) {
+  Config base = deck();
+  hold(base, {"chunk.k", "ring.layout", "pipeline.schedule"});
+  base.attention.pattern = PatternKind::moba;
+  base.attention.moba_block = 64, base.attention.moba_top_k = 64;
+  base.dst.enabled = true, base.dst.anchor = Anchor::min;
+  base.dst.threshold = 0.9, base.dst.base_budget = 64;
+  base.dst.simulated_coverage = {4};
+  base.costs.forward_token_s = 1e-7, base.costs.forward_pair_s = 2e-9;
+  const auto [compared, tight] =
+      compare_bounds(input(base, 4, {16384, 9000, 4096, 2000, 900, 600, 512, 512}), 11);
+  EXPECT_GT(compared, 20u);
+  EXPECT_GT(tight, 0u);
+}
+
+// Many short samples in a micro-batch that is longer than any of them.
+TEST(TuneSlow, LowerBoundsAreBelowTheClockOfManySamplesTogether) {
+  Config base = deck();
+  base.batching.micro_batch_tokens = 64, base.batching.micro_batch_samples = 16;
+  base.costs.forward_micro_batch_s = 0.01;
+  hold(base, {"batching.micro_batch_tokens"});
+  EXPECT_GT(compare_bounds(input(base, 2, std::vector<std::int64_t>(50, 64)), 1).first, 10u);
+}
+
+/// A model whose pairs take longer the longer their sample is.
+class DearLongSamples final : public Costs {
+ public:
+  explicit DearLongSamples(std::shared_ptr<const Costs> like) : like_(std::move(like)) {}
+  std::string source() const override { return "a test"; }
+  PassTime rest(std::int64_t tokens, const ContextSplit& s, Recompute mode) const override {
+    return like_->rest(tokens, s, mode);
+  }
+  PassTime head(std::int64_t tokens, const ContextSplit& s) const override {
+    return like_->head(tokens, s);
+  }
+  PassTime attention(std::int64_t query, std::int64_t prefix, std::int64_t budget,
+                     const ContextSplit& s, Recompute mode) const override {
+    PassTime time = like_->attention(query, prefix, budget, s, mode);
+    const double dear = static_cast<double>(query) / 64;
+    time.forward_s *= dear, time.backward_s *= dear, time.recompute_s *= dear;
+    return time;
+  }
+  double layer_scale(std::int64_t layers) const override { return like_->layer_scale(layers); }
+  double exchange(std::int64_t, const ContextSplit&) const override { return 0; }
+  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 0; }
+  double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
+  double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
+  double reduce(const Collective&) const override { return 0; }
+  double gather(const Collective&) const override { return 0; }
+  double optimizer(std::int64_t, bool) const override { return 0; }
+
+ private:
+  std::shared_ptr<const Costs> like_;
+};
+
+TEST(TuneSlow, LowerBoundsAreBelowTheClockOfCutSamples) {
+  Config base = deck();
+  hold(base, {"chunk.k", "ring.layout", "pipeline.schedule"});
+  TuneInput in = input(base, 2, kMixed);
+  in.costs = [](const Config& config) -> std::shared_ptr<const Costs> {
+    return std::make_shared<DearLongSamples>(stated_costs(config, nullptr));
+  };
+  EXPECT_GT(compare_bounds(in, 3).first, 20u);
 }
 
 TEST(Tune, CostsDecide) {
@@ -366,6 +438,42 @@ TEST(TuneSlow, CommandLineHoldsKeys) {
   base.mesh.dp = 3;
   hold(base, {"mesh.dp"});
   EXPECT_THROW(tune(input(base, 4, kMixed)), Error);
+}
+
+TEST(Tune, ChunksOfTheCommandLineAreHeld) {
+  Config base = deck();
+  base.chunk.search_tokens = {256, 1024};
+  const auto chunks = [&] {
+    std::set<std::int64_t> seen;
+    for (const Candidate& c : tune_space(base, 2, 2048, {0}).candidates)
+      if (c.method == Batching::chunkflow) seen.insert(c.capacity);
+    return seen;
+  };
+  EXPECT_EQ(chunks(), (std::set<std::int64_t>{256, 1024}));
+  base.chunk.tokens = 512;
+  hold(base, {"chunk.tokens"});
+  EXPECT_EQ(chunks(), (std::set<std::int64_t>{512}));
+}
+
+TEST(Tune, NoMoreTrialsThanStated) {
+  const TuneInput in = input(deck(), 4, kMixed);
+  for (const std::int64_t trials : {1, 5, 20})
+    EXPECT_EQ(tune(in, {.list = 2, .steps = 1, .trials = trials, .threads = 1}).trials, trials);
+}
+
+// Neither recomputation nor the stage of ZeRO is to blame.
+TEST(Tune, RefusalsAreOfTheChoicesThatWereLookedAt) {
+  Config base = deck();
+  base.batching.method = Batching::balanced;
+  base.batching.select_ranks = {1, 2};
+  hold(base, {"batching.method", "batching.select_ranks"});
+  const TuneResult found =
+      tune(input(base, 4, kMixed), {.list = 2, .steps = 1, .trials = 20, .threads = 1});
+  ASSERT_GT(found.refused, 0);
+  for (const auto& [facet, facts] : found.choices)
+    if (facet.first == "zero" || facet.first == "recompute") {
+      EXPECT_EQ(facts.refused, "") << facet.first << " " << facet.second;
+    }
 }
 
 TEST(TuneSlow, IsTheSameOnAnyNumberOfThreads) {
@@ -423,6 +531,13 @@ TEST(Tune, BudgetsReachTheCoverage) {
   ASSERT_FALSE(many.empty());
   EXPECT_LT(few.front(), many.front());
   EXPECT_THROW(covering_budgets(base, {{0, 1 << 20, 0}}, 0.999), Error);
+  // A budget of the command line stays, or is refused.
+  ASSERT_GT(few.size(), 1u);
+  ASSERT_LT(few.front(), 16);
+  hold(base, {"attention.moba_top_k"});
+  EXPECT_EQ(covering_budgets(base, samples, 0.5), std::vector<std::int64_t>{16});
+  base.attention.moba_top_k = 1;
+  EXPECT_THROW(covering_budgets(base, samples, 0.95), Error);
 }
 
 }  // namespace

@@ -52,6 +52,18 @@ TEST_F(PairsOfFiles, AreReadAcrossBothAnswers) {
   EXPECT_EQ(open(1)->samples(), 1);
 }
 
+// Blocks of 64: 65 + 65 tokens take up 256, 128 + 64 take up 192.
+TEST_F(PairsOfFiles, TheWidestNeedNotBeTheLongest) {
+  const std::vector<std::size_t> lengths{128, 64, 65, 65, 66, 65};
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    write(std::to_string(i) + ".txt", std::string(lengths[i], 'a'));
+  const auto data = open();
+  EXPECT_EQ(longest_sample(*data), 0);
+  EXPECT_EQ(widest_sample(*data, 1).sample, 0);
+  EXPECT_EQ(widest_sample(*data, 64).sample, 2);
+  EXPECT_EQ(widest_sample(*data, 64).chosen_tokens, 66);
+}
+
 TEST_F(PairsOfFiles, WhatDoesNotPairIsRefused) {
   write("0.txt", "one");
   write("1.txt", "two");

@@ -257,6 +257,10 @@ TEST(DeckReader, BadOverridesNameThemselves) {
   EXPECT_TRUE(holds(problem(kSound, {"mesh.dp=1\nx = 2"}),
                     {"command line: mesh.dp=1\\x0ax = 2", "expects an integer"}));
   EXPECT_TRUE(holds(problem(kSound, {"mesh.dp="}), {"command line: mesh.dp=:"}));
+  for (const char* text :
+       {"profile.table=l\xe4rm.h5", "profile.table='l\xe4rm'", "data.paths=a,\xff"})
+    EXPECT_TRUE(holds(problem(kSound, {text}), {"command line: ", "\\x", "is no UTF-8 text"}));
+  EXPECT_EQ(problem(kSound, {"profile.table=l\xc3\xa4rm.h5"}), "");
   EXPECT_TRUE(holds(problem(kSound, {"sab.k=1"}),
                     {"command line: sab.k=1: unknown key sab.k", "keys of [sab]: decay"}));
 }

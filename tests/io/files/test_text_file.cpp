@@ -32,6 +32,15 @@ TEST_F(TextFile, ReplacesWholeTextsAndLeavesNothingBeside) {
   EXPECT_EQ(unwritable(dir + "/ahead"), "");
   EXPECT_TRUE(fs::is_symlink(dir + "/ahead")) << "a link to nothing stays one";
   EXPECT_FALSE(fs::exists(dir + "/later"));
+  fs::create_symlink("ahead", dir + "/further");
+  EXPECT_EQ(write_text(dir + "/further", "by two links"), "");
+  EXPECT_TRUE(fs::is_symlink(dir + "/further") && fs::is_symlink(dir + "/ahead"));
+  EXPECT_EQ(read(dir + "/later"), "by two links");
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_EQ(write_text(path, "mine"), "");
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  fs::remove(dir + "/further");
+  fs::remove(dir + "/later");
   EXPECT_EQ(std::distance(fs::directory_iterator(dir), {}), 3);
 }
 

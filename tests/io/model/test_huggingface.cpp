@@ -334,6 +334,33 @@ TEST_F(HuggingFace, AnExportHasTheTokenIdsOfItsBase) {
   EXPECT_EQ(kept(""), "");  // that of the class
 }
 
+TEST_F(HuggingFace, WhatIsCarriedOverComesBeforeTheWeights) {
+  write(dir + "/base", "F32", std::int64_t{1} << 30);
+  const std::string templates = "/additional_chat_templates/one.jinja";
+  for (const char* folder : {"/base", "/to"})
+    fs::create_directories(dir + folder + "/additional_chat_templates");
+  std::ofstream(dir + "/base" + templates) << "new";
+  std::ofstream(dir + "/to" + templates) << "old";
+  int reads = 0;
+  const auto convert = [&](const std::string& to) {
+    write_huggingface(
+        dir + to, small_shape(), parameter_table(small_shape()), "F32", std::int64_t{1} << 30,
+        [&](std::size_t, std::int64_t, std::span<float> out) {
+          ++reads;
+          std::ranges::fill(out, 1.0f);
+        },
+        dir + "/base");
+  };
+  convert("/to");
+  EXPECT_EQ(text_of(dir + "/to" + templates), "new");
+  EXPECT_GT(reads, 0);
+  reads = 0;
+  fs::create_directories(dir + "/bad/tokenizer.json");  // in the way
+  std::ofstream(dir + "/base/tokenizer.json") << "{}";
+  EXPECT_THROW(convert("/bad"), Error);
+  EXPECT_EQ(reads, 0);
+}
+
 TEST_F(HuggingFace, ATiedHeadOfOtherValuesIsAnotherModel) {
   const std::vector<Parameter> table = parameter_table(small_shape());  // not tied
   const auto written = [&](const std::string& to, float more) {

@@ -59,6 +59,14 @@ std::string refusal(F&& work) {
 
 class ProfileFile : public TemporaryFolder {};
 
+TEST_F(ProfileFile, ANewNameWithoutAFolderIsWritable) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(dir);
+  EXPECT_NO_THROW(require_writable_profile("fresh.h5"));
+  EXPECT_TRUE(std::filesystem::is_empty("."));
+  std::filesystem::current_path(before);
+}
+
 }  // namespace
 
 TEST_F(ProfileFile, ReadsWhatWasWrittenAndRefusesDamage) {

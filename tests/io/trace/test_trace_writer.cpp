@@ -334,7 +334,62 @@ TEST_F(TraceFile, DamagedFilesAreSetAsideAndNamed) {
     { TraceWriter(dir(), header_).events(numbered_events(0, 10)); }
     expect_numbered(read(path()), 10);
     EXPECT_TRUE(fs::exists(path() + ".damaged"));
+    std::ofstream(path()) << "this neither";
+    EXPECT_EQ(TraceWriter(dir(), header_).set_aside(), path() + ".damaged.2");
+    EXPECT_TRUE(fs::exists(path() + ".damaged")) << "each has its own name";
   }
+  fs::remove_all(dir_);
+  fs::create_directories(path());  // what cannot be opened may be sound
+  EXPECT_THROW(TraceWriter(dir(), header_), Error);
+  EXPECT_TRUE(fs::is_directory(path()));
+}
+
+TEST_F(TraceFile, AnotherRunsFileInItsPlaceIsLeftAlone) {
+  const auto bytes = [&] {
+    std::ifstream file(path(), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  std::string theirs;
+  {
+    TraceWriter writer(dir(), header_);
+    writer.require_in_place();
+    fs::rename(dir_, dir() + "_kept");
+    EXPECT_THROW(writer.require_in_place(), Error);
+    { TraceWriter(dir(), header_).events(numbered_events(0, 7)); }
+    theirs = bytes();
+    EXPECT_THROW(writer.require_in_place(), Error);
+    EXPECT_THROW(writer.events(numbered_events(0, 1 << 15)), Error) << "it has to grow";
+    EXPECT_EQ(bytes(), theirs);
+  }
+  EXPECT_EQ(bytes(), theirs);
+  fs::remove_all(dir_);
+  {
+    TraceWriter writer(dir(), header_);
+    fs::remove_all(dir_);
+    { TraceWriter(dir(), header_).events(numbered_events(0, 7)); }
+    theirs = bytes();
+  }  // as a run ends
+  EXPECT_EQ(bytes(), theirs);
+  fs::remove_all(dir() + "_kept");
+}
+
+TEST_F(TraceFile, CellsOfManyDepthsLeaveRoomForTheRest) {
+  StepRow row;
+  for (int length : {1024, 2048})
+    for (int depth = 0; depth < 500; ++depth)
+      row[fmt::format("needle_accuracy.length.{}.depth.{}", length, depth)] = depth;
+  {
+    TraceWriter writer(dir(), header_);
+    writer.step(0, {{"loss", 1.0}});
+    writer.step(1, row);
+    writer.step(2, {{"loss", 2.0}, {"recall", 0.5}});
+    writer.step(2, row);
+  }
+  const Contents c = read(path());
+  EXPECT_EQ(c.scalars.size(), 401u);
+  EXPECT_EQ(c.scalars.at("loss").back(), 2.0);
+  EXPECT_EQ(c.scalars.at("recall").back(), 0.5);
+  EXPECT_EQ(c.scalars.at("needle_accuracy.length.1024.depth.0").back(), 0.0);
 }
 
 TEST_F(TraceFile, AnUnwritablePlaceIsAnErrorThatNamesTheFile) {

@@ -28,7 +28,10 @@ AttentionApart attention_apart(const std::vector<SampleLength>& samples,
   double attention_s = 0, moved_s = 0;
   std::int64_t at = 0, moved = 0;
   for (const SampleLength& s : samples) {
-    const double whole_s = costs.attention_s(s.tokens, 0, alone) * alone.ranks;
+    // The answers of a pair do not see each other.
+    const double whole_s = (costs.attention_s(s.chosen_tokens, 0, alone) +
+                            costs.attention_s(s.tokens - s.chosen_tokens, 0, alone)) *
+                           alone.ranks;
     attention_s += whole_s;
     Held& first = held[static_cast<std::size_t>(std::min(at / part, ranks - 1))];
     if (s.tokens == 0) continue;

@@ -382,6 +382,55 @@ TEST(BatchMetrics, ByHand) {
   EXPECT_DOUBLE_EQ(m.groups[0].abr, (100.0 - 52) / 200);
 }
 
+// A pair is one sample of both its answers: for groups, lengths and shares of long samples.
+TEST(BatchMetrics, PairsByHand) {
+  BatchingOptions options;
+  options.method = Batching::hbp;
+  options.dp = 4;
+  options.groups = {{2048, 1, -1}, {4096, 2, -1}};
+  std::vector<SampleLength> samples;
+  for (const auto& [chosen, rejected] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{1500, 1500},
+                                                          {1500, 1500},
+                                                          {1500, 1500},
+                                                          {1500, 1500},
+                                                          {300, 300},
+                                                          {200, 200},
+                                                          {250, 250},
+                                                          {100, 150}})
+    samples.push_back({static_cast<std::int64_t>(samples.size()), chosen + rejected, 0, chosen, 0});
+  const BatchMetrics m = metrics_of({plan_batch(0, samples, options)}, options);
+  EXPECT_EQ(m.groups[0].packs, 0);
+  EXPECT_EQ(m.groups[1].packs, 4);
+  EXPECT_DOUBLE_EQ(m.pr, 1 - 13750 / (4 * 4096.0));
+  EXPECT_DOUBLE_EQ(m.cr_bound, 12000 / 13750.0);
+  EXPECT_EQ(m.groups[1].lengths,
+            (std::vector<std::int64_t>{0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 1, 0, 4}));
+
+  // Pairs of 2,000 tokens each differ in nothing but where their answers end.
+  options.method = Batching::packed;
+  options.micro_batch_tokens = 2000;
+  const std::vector<SampleLength> uneven{{0, 2000, 0, 1900, 0}, {1, 2000, 0, 1900, 0}},
+      even{{2, 2000, 0, 1000, 0}, {3, 2000, 0, 1000, 0}};
+  EXPECT_EQ(metrics_of({plan_batch(0, uneven, options), plan_batch(1, even, options)}, options)
+                .length_share,
+            0);
+}
+
+TEST(BatchMetrics, LengthsAreThoseOfWholeSamples) {
+  const std::vector<SampleLength> samples = samples_of({10000, 500, 0, 500});
+  for (const Batching method : {Batching::packed, Batching::lbb, Batching::chunkflow}) {
+    BatchingOptions options;
+    options.method = method;
+    options.micro_batch_tokens = 1000;
+    const BatchMetrics m = metrics_of({plan_batch(0, samples, options)}, options);
+    std::vector<std::int64_t> expected(15, 0);  // 500: [256, 512), 10,000: [8192, 16384)
+    expected[0] = 1, expected[9] = 2, expected[14] = 1;
+    EXPECT_EQ(m.samples, 4) << name(method);
+    EXPECT_EQ(m.groups.front().lengths, expected) << name(method);
+  }
+}
+
 /// Lengths with log-uniform bins: `share` of the samples up to each `edge`.
 std::vector<std::int64_t> drawn(std::mt19937_64& rng, std::size_t n, std::vector<double> edge,
                                 std::vector<double> share, double shortest) {

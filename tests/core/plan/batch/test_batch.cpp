@@ -75,6 +75,17 @@ TEST(Batch, PackedUsesFewMicroBatchesAndBalancesThem) {
       1.1);
 }
 
+TEST(Batch, AnEpochIsPaddedLikeAStep) {
+  BatchingOptions options;
+  options.dp = 2, options.align = 64;
+  const std::vector<SampleLength> samples(16, {0, 65, 64});
+  const std::vector<Batch> epoch = plan_epoch(samples, options);
+  ASSERT_FALSE(epoch.empty());
+  for (const Batch& batch : epoch)
+    for (const auto& list : batch.micro_batches)
+      for (const MicroBatch& m : list) EXPECT_EQ(m.align, 64);
+}
+
 TEST(Batch, AttentionPairsCountPrefixes) {
   const MicroBatch mb{{{0, 0, 3, 2}, {1, 10, 12, 2}}};
   EXPECT_EQ(mb.tokens(), 5);

@@ -73,6 +73,17 @@ TEST(Chunk, SearchBeatsBestFitDecreasing) {
   EXPECT_EQ(fewest_bins(lengths, 7).size(), 2u);
 }
 
+TEST(Chunk, EmptyLengthsShareTheFirstBin) {
+  for (const std::size_t full : {0, 3, 65}) {
+    std::vector<std::int64_t> lengths{0, 0};
+    lengths.resize(2 + full, 10);
+    lengths.push_back(0);
+    const auto bins = fewest_bins(lengths, 10);
+    ASSERT_EQ(bins.size(), std::max<std::size_t>(1, full));
+    EXPECT_EQ(bins.front().size(), full == 0 ? 3u : 4u);
+  }
+}
+
 TEST(Chunk, EveryTokenOnceAndGroupsTogether) {
   const unsigned seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));

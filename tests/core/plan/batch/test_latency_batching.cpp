@@ -173,6 +173,15 @@ TEST(Sab, TwoLevelsKeepEverySampleAndItsOrder) {
   EXPECT_EQ(plan_batch(0, {{0, 5, 5}, {1, 5, 5}, {2, 5, 5}}, options).micro_batches[0].size(), 2u);
 }
 
+TEST(Sab, SamplesOfNoWeightThatFillTooMuchAreRefused) {
+  BatchingOptions options;
+  options.method = Batching::sab;
+  options.micro_batch_tokens = 1024;
+  options.sample_cost = [](std::int64_t) { return 0.0; };
+  EXPECT_EQ(plan_batch(0, {{0, 600, 5}, {1, 400, 5}}, options).samples(), 2);
+  EXPECT_THROW(plan_batch(0, {{0, 600, 5}, {1, 600, 5}}, options), Error);
+}
+
 TEST(Sab, BudgetAveragesMoveTowardsFinalBudgets) {
   BudgetAverages averages(32, 0.9);
   EXPECT_EQ(averages.budget(0), 32);

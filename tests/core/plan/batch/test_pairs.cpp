@@ -6,10 +6,12 @@
 #include <set>
 
 #include "core/base/error.hpp"
+#include "core/base/random.hpp"
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/batch/pairs.hpp"
 #include "core/plan/plan_json.hpp"
 #include "core/plan/plan_step.hpp"
+#include "tests/core/plan/batch/long_tailed_lengths.hpp"
 
 namespace ballast {
 namespace {
@@ -56,13 +58,14 @@ TEST(Pairs, WeighByTheirDocuments) {
     const std::int64_t chosen = s % 2 == 0 ? 1000 : 1900;
     samples.push_back({s, 2000, 10, chosen, 5});
   }
-  for (const Batching method : {Batching::packed, Batching::hbp}) {
+  for (const Batching method : {Batching::packed, Batching::hbp, Batching::sab}) {
     BatchingOptions options;
     options.method = method;
     options.dp = 2;
     options.micro_batch_tokens = 2000;
     options.groups = {{2000}, {4000}};
     options.pair_cost_tokens = 1;
+    options.sample_cost = [](std::int64_t n) { return static_cast<double>(n * n); };
     const Batch batch = plan_batch(0, samples, options);
     for (const auto& list : batch.micro_batches) {
       int uneven = 0;
@@ -71,6 +74,42 @@ TEST(Pairs, WeighByTheirDocuments) {
       EXPECT_EQ(uneven, 4) << name(method);
     }
   }
+}
+
+// Each answer of a pair begins at a block of a sparse pattern: 65 + 65 tokens take up 256.
+TEST(Pairs, FillNoMoreThanAMicroBatchHoldsWithTheirPadding) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    std::vector<SampleLength> samples;
+    for (std::int64_t s = 0; s < 40; ++s) {
+      const auto draw = [&](std::uint64_t i) {
+        return static_cast<std::int64_t>(1 + random_bits(seed, i, static_cast<std::uint64_t>(s)) %
+                                                 (seed == 0 ? 1 : 150));
+      };
+      const std::int64_t chosen = 64 + draw(0), rejected = 64 + draw(1);
+      samples.push_back({s, chosen + rejected, 10, chosen, 5});
+    }
+    for (const Batching method : values_of<Batching>()) {
+      BatchingOptions options;
+      options.method = method;
+      options.dp = 2, options.align = 64, options.micro_batch_tokens = 1024;
+      options.groups = {{512}, {1024}};
+      options.sample_cost = [](std::int64_t n) { return static_cast<double>(n); };
+      options.placement_costs = std::make_shared<TestCosts>();
+      const Batch batch = plan_batch(0, samples, options);
+      EXPECT_EQ(batch.samples(), 40) << name(method);
+      for (const auto& list : batch.micro_batches)
+        for (const MicroBatch& m : list) EXPECT_LE(m.axis_tokens(), 1024) << name(method);
+    }
+  }
+}
+
+TEST(Pairs, OneThatPaddingAloneMakesTooLongIsRefusedByPlacement) {
+  BatchingOptions options;
+  options.method = Batching::balanced;
+  options.align = 64, options.micro_batch_tokens = 128;
+  options.placement_costs = std::make_shared<TestCosts>();
+  EXPECT_NO_THROW(plan_batch(0, {{4, 128, 10, 64, 5}}, options));
+  EXPECT_THROW(plan_batch(0, {{4, 128, 10, 65, 5}}, options), Error);
 }
 
 TEST(Pairs, WeighAlikeAndKeepTheirOriginInJson) {

@@ -316,6 +316,41 @@ TEST(Placement, APipelineGetsShorterAndMoreAlikeMicroBatches) {
   EXPECT_LT(longest_s(4), 0.75 * longest_s(1));
 }
 
+// Larger groups for short samples are tried without those that are no multiples of theirs, but
+// never without the largest, which may be the only one that holds a sample.
+TEST(Placement, APipelineCutsNothingThatAGroupHolds) {
+  PlacementOptions few = options(6, 1536);
+  few.splits = {{1, 1, 1}, {2, 2, 1}, {3, 1, 3}};
+  few.aligned = true, few.micro_batch_tokens = 1536;
+  few.stages = 2, few.align = 64, few.chunk_align = 4096;
+  TestCosts queries;
+  queries.prefix_bytes = 0;
+  EXPECT_NO_THROW(place(samples_of({10000, 300}), few, queries));
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    const auto draw = [&](std::uint64_t i, int n) {
+      return static_cast<int>(random_bits(seed, 2, i) % static_cast<std::uint64_t>(n));
+    };
+    TestCosts costs;
+    costs.exchange_token_s = draw(0, 2) * 1e-4, costs.hop_token_s = draw(1, 2) * 1e-4;
+    PlacementOptions o = options(12, 1536);
+    o.aligned = true, o.stages = 2 + draw(2, 7), o.micro_batch_tokens = 1536;
+    o.align = draw(3, 2) == 0 ? 1 : 64;
+    o.splits = {{1, 1, 1}};
+    for (const int ranks : {2, 3, 4, 6, 8, 12})
+      if (draw(10 + static_cast<std::uint64_t>(ranks), 2) == 0)
+        o.splits.push_back({ranks, draw(5, 2) == 0 ? ranks : 1, 1}),
+            o.splits.back().ring = ranks / o.splits.back().sp;
+    const std::int64_t holds = 1536 * o.splits.back().ranks / 64 * 64;
+    std::vector<std::int64_t> lengths{holds, holds - draw(6, 1500)};
+    for (int i = draw(7, 8); i > 0; --i) lengths.push_back(50 + draw(20 + i, 1400));
+    const auto samples = samples_of(lengths);
+    SCOPED_TRACE(fmt::format("seed {}, groups of up to {} ranks", seed, o.splits.back().ranks));
+    for (const auto& m : place(samples, o, costs).micro_batches)
+      for (const Segment& s : m.segments)
+        ASSERT_EQ(s.tokens(), samples[static_cast<std::size_t>(s.sample / 3)].tokens);
+  }
+}
+
 TEST(Placement, WrongOptionsAreRefused) {
   const auto refused = [](auto change) {
     PlacementOptions o = options(4);

@@ -112,7 +112,7 @@ double hbp(const Steps& steps, const PlacementCosts& costs) {
   options.groups = {{kRankTokens, 1, -1}, {kLongest, 8, -1}};
   options.pair_cost_tokens = 1.3e-9 / 4e-5;
   return batched(steps, options, [&](const MicroBatch& m) {
-    return seconds(m.segments, {m.sp, m.sp, 1}, costs);
+    return seconds(m.segments, {m.sp, m.sp, 1}, costs, 1);
   });
 }
 
@@ -123,7 +123,7 @@ double fixed(const Steps& steps, int sp, int cp, const PlacementCosts& costs) {
   options.dp = kRanks / (sp * cp);
   options.pair_cost_tokens = 1.3e-9 / 4e-5;
   const PackSeconds packs = [&](const MicroBatch& m) {
-    return seconds(m.segments, {1, sp, cp}, costs);
+    return seconds(m.segments, {1, sp, cp}, costs, 1);
   };
   double best = std::numeric_limits<double>::infinity();
   for (const std::int64_t capacity : {kRankTokens, 4 * kRankTokens, kLongest}) {
@@ -176,7 +176,7 @@ TEST(PlacementOfLongTailedLengthsSlow, BeatsRoundsAndEveryFixedSplit) {
   for (int ranks = 1; ranks <= kRanks; ranks *= 2) trained.splits.push_back({ranks, ranks, 1});
   trained.placement_costs = std::make_shared<TestCosts>(costs);
   const double lists = batched(steps, trained, [&](const MicroBatch& m) {
-    return seconds(m.segments, {m.sp, m.sp, 1}, costs);
+    return seconds(m.segments, {m.sp, m.sp, 1}, costs, 1);
   });
   row("balanced as `train` runs it: Ulysses groups", lists);
   EXPECT_LE(lists, 1.02 * balanced.step_s);
