@@ -37,7 +37,7 @@ std::int64_t keys_of(const GeneratedHead& head, std::int64_t q) {
   return count;
 }
 
-TEST(PatternWork, SharesOfVisiblePairs) {
+TEST(PatternWorkSlow, SharesOfVisiblePairs) {
   std::mt19937_64 random(test_seed());
   for (int round = 0; round < 3; ++round) {
     const GeneratedPattern pattern = drawn(random);

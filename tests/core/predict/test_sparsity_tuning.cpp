@@ -223,7 +223,7 @@ TEST(Dst, ABoundOfTheStageIsSpentWhereCoverageIsFlat) {
   EXPECT_EQ(flat_first.next(steep), 4) << "five flat layers left 0.4 of their bounds";
 }
 
-TEST(Dst, ABoundOfTheStageHoldsAtEveryLayerAndAsksForNoMoreThanThatOfALayer) {
+TEST(DstSlow, ABoundOfTheStageHoldsAtEveryLayerAndAsksForNoMoreThanThatOfALayer) {
   std::mt19937_64 random(test_seed());
   std::uniform_real_distribution<double> draw(0, 1);
   std::int64_t lower = 0;

@@ -74,7 +74,7 @@ AttentionPattern random_pattern(const AxisRanges& queries, const KeyAxis& axis, 
   return AttentionPattern(std::move(index));
 }
 
-TEST(KeyAxis, ShardsTogetherHoldThePairsOfTheWhole) {
+TEST(KeyAxisSlow, ShardsTogetherHoldThePairsOfTheWhole) {
   const std::uint64_t seed = test_seed();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937_64 random(seed);

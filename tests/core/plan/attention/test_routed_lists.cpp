@@ -48,7 +48,7 @@ struct Choice {
   }
 };
 
-TEST(RoutedLists, HoldEveryChoiceOnceInOrder) {
+TEST(RoutedListsSlow, HoldEveryChoiceOnceInOrder) {
   std::mt19937_64 rng(test_seed());
   const Choice choice({140, 1, 17, 40}, 4, rng);
   const RoutedLists lists = routed_lists(choice.axis, choice.words);
@@ -74,7 +74,7 @@ TEST(RoutedLists, HoldEveryChoiceOnceInOrder) {
   EXPECT_EQ(found, choice.of);
 }
 
-TEST(RoutedLists, PlacesLeadBackToARowsBlocks) {
+TEST(RoutedListsSlow, PlacesLeadBackToARowsBlocks) {
   std::mt19937_64 rng(test_seed());
   const Choice choice({200, 33}, 2, rng);
   const RoutedLists lists = routed_lists(choice.axis, choice.words);

@@ -115,7 +115,7 @@ TEST(SlashPurchases, CoverageToldIsTheMassOfThePairsThatTheChoiceComputes) {
   }
 }
 
-TEST(SlashPurchases, EachIsTheBestOneLeft) {
+TEST(SlashPurchasesSlow, EachIsTheBestOneLeft) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);

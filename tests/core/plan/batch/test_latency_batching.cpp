@@ -98,7 +98,7 @@ TEST(PartitionSlow, NearExhaustiveAndNeverWorseThanLongestFirst) {
   EXPECT_THROW(balanced_partition(std::vector<double>{std::nan("")}, 2), Error);
 }
 
-TEST(Partition, ManySamplesReachTheBoundOverRanks) {
+TEST(PartitionSlow, ManySamplesReachTheBoundOverRanks) {
   std::mt19937_64 random(test_seed());
   const auto real = real_lengths();
   if (real.empty()) std::printf("no file of real lengths here: the two mixes alone\n");

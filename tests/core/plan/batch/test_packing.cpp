@@ -80,7 +80,7 @@ Packs slow_fit(const std::vector<std::uint32_t>& order, const Lengths& lengths,
   return packs;
 }
 
-TEST(Packing, EveryItemOnceInEveryMethod) {
+TEST(PackingSlow, EveryItemOnceInEveryMethod) {
   const std::uint64_t seed = test_seed();
   std::mt19937_64 rng(seed);
   for (int trial = 0; trial < 10000; ++trial) {

@@ -77,7 +77,7 @@ TEST(Pairs, WeighByTheirDocuments) {
 }
 
 // Each answer of a pair begins at a block of a sparse pattern: 65 + 65 tokens take up 256.
-TEST(Pairs, FillNoMoreThanAMicroBatchHoldsWithTheirPadding) {
+TEST(PairsSlow, FillNoMoreThanAMicroBatchHoldsWithTheirPadding) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     std::vector<SampleLength> samples;
     for (std::int64_t s = 0; s < 40; ++s) {

@@ -106,7 +106,7 @@ MicroBatch documents(std::uint64_t seed, std::int64_t tokens, double longest) {
   return m;
 }
 
-TEST(LayoutBalance, RoundingIsWhatTilesAdd) {
+TEST(LayoutBalanceSlow, RoundingIsWhatTilesAdd) {
   for (const int ranks : {2, 4, 8})
     for (const std::uint64_t seed : {1, 2, 3}) {
       const MicroBatch m = documents(seed, 16384, 8192);
@@ -136,7 +136,7 @@ TEST(LayoutBalance, PiecesOnBlocksRoundHalfAsMuch) {
   EXPECT_EQ(rounded(4 * kBlock + 8), 3 * kKeyTile / 1.0);
 }
 
-TEST(LayoutBalance, TheChosenLayoutComputesAboutTheLeast) {
+TEST(LayoutBalanceSlow, TheChosenLayoutComputesAboutTheLeast) {
   const LayoutChoice choice{.rule = {LayoutKind::automatic, 64, 1}};
   for (const int ranks : {2, 3, 4, 8})
     for (std::uint64_t seed = 1; seed < 9; ++seed) {

@@ -52,7 +52,7 @@ Case draw(std::mt19937_64& random) {
   return drawn;
 }
 
-TEST(ListScheduler, EndIsThatOfTheSimulatorAndIsGivenUpOnlyAboveTheLimit) {
+TEST(ListSchedulerSlow, EndIsThatOfTheSimulatorAndIsGivenUpOnlyAboveTheLimit) {
   std::mt19937_64 random(test_seed());
   constexpr double kNoLimit = std::numeric_limits<double>::infinity();
   int given_up = 0;
