@@ -46,9 +46,9 @@ class Trainer {
   void note_failure(const std::string& why);
 
  private:
-  /// While it lives, a rank that ends the run alone says so in status.json.
   /// What of the constructor is refused with the run folder open.  Collective.
   void prepare(const Communicator& world, const Config& config);
+  /// While it lives, a rank that ends the run alone says so in status.json.
   LastWords leaves_word();
   Checkpoints::Options checkpoint_options();
   void open_trace();

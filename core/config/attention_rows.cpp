@@ -143,9 +143,8 @@ void ring_rows(Schema& schema) {
   ring.key("layout", &RingConfig::layout,
            "how the tokens of a micro-batch lie on the context-parallel ranks; auto: the quickest "
            "of contiguous, document_zigzag and striped for each micro-batch (striped where the "
-           "index "
-           "has slashes or columns: vertical_slash, by_head, flexprefill, generated, recorded); "
-           "shuffled: stripes, each round of them dealt in an order of its own")
+           "index has slashes or columns: vertical_slash, by_head, flexprefill, generated, "
+           "recorded); shuffled: stripes, each round of them dealt in an order of its own")
       .when_any(
           {on(&Config::mesh, &MeshShape::cp_inner).is(),
            on(&Config::mesh, &MeshShape::cp_outer).is(),

@@ -253,8 +253,8 @@ void pipeline_rows(Schema& schema) {
       "gpipe: all forwards, then all backwards; 1f1b: in turn; state_aware_1f1b: list-scheduled, "
       "at most chunk.k + stages - 1 - s live chunks at stage s; zero_bubble: with "
       "backward split into input and weight gradients where that fills waits, at most chunk.k + "
-      "stages - 1 at every stage with the waiting halves; auto: "
-      "state_aware_1f1b for chunkflow and balanced, else 1f1b");
+      "stages - 1 at every stage with the waiting halves; auto: state_aware_1f1b for chunkflow and "
+      "balanced, else 1f1b");
   pipeline
       .key("search", &PipelineConfig::search, "orders", between(1, 1 << 20),
            "state_aware_1f1b, zero_bubble: orders of samples to try at most; 1: the batch's order")

@@ -48,8 +48,8 @@ StepPlan plan_evaluation(const std::vector<SampleLength>& samples, const StepOpt
 StepPlan plan_batch_step(const Batch& batch, const StepOptions& options);
 
 /// The plan of a placement of `samples` that is given: every micro-batch split as it says, rings
-/// flat.  `placed`
-/// has as many ranks as the mesh has data-parallel ones, and these join no others (sp and cp 1).
+/// flat.  `placed` has as many ranks as the mesh has data-parallel ones, and these join no others
+/// (sp and cp 1).
 StepPlan plan_placement_step(std::int64_t step, const Placement& placed,
                              const std::vector<SampleLength>& samples, const StepOptions& options);
 

@@ -135,10 +135,9 @@ inline bool balances_by_weight(Batching method) {
 /// that round. `sab`, `lbb`: the two-level partition of core/plan/batch/latency_batching by
 /// sample_cost, or by tokens. `balanced`: core/plan/batch/placed_batch. The others: packs as in
 /// core/plan/batch/packing, in random order (sorted: in the order of their lengths), dealt round
-/// robin.  Every sample appears exactly once;
-/// the result depends on the arguments alone.  Errors: dp < 1, groups that cannot pack
-/// (core/plan/batch/balance_packing).  A sample without tokens is kept (it costs nothing and
-/// counts).
+/// robin.  Every sample appears exactly once; the result depends on the arguments alone.  Errors:
+/// dp < 1, groups that cannot pack (core/plan/batch/balance_packing).  A sample without tokens is
+/// kept (it costs nothing and counts).
 Batch plan_batch(std::int64_t step, const std::vector<SampleLength>& samples,
                  const BatchingOptions& options);
 
