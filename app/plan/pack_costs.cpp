@@ -57,6 +57,7 @@ std::optional<PackCosts> pack_costs(const Config& config, std::vector<std::strin
                    heads = options.model.query_heads,
                    all](const MicroBatch& pack, int ranks, int layers) {
     StepPlan plan;
+    plan.mesh = mesh;
     PlannedMicroBatch& m = plan.micro_batches.emplace_back();
     m.segments = pack.segments;
     m.split = joined_split(mesh, ranks, heads);

@@ -63,8 +63,8 @@ void mesh_rows(Schema& schema) {
   mesh.key("sp", &MeshShape::sp, "ranks", between(1, kDegree), "Ulysses sequence parallel degree");
   mesh.key("tp", &MeshShape::tp, "ranks", between(1, kDegree), "tensor parallel degree");
   mesh.key("ranks_per_node", &MeshShape::ranks_per_node, "ranks", between(0, kDegree),
-           "ranks that count as one node; 0: as the machine says. Set it to exercise two-level "
-           "rings on one machine");
+           "ranks that count as one node; 0: as the machine says, 8 in plans. Set it to exercise "
+           "two-level rings on one machine");
 }
 
 void model_rows(Schema& schema) {

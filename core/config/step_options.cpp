@@ -83,7 +83,6 @@ WorkShape work_shape(const Config& config, std::shared_ptr<const PatternWork> pa
   work.moment_bytes = config.optimizer.bf16_moments() ? 2 : 4;
   work.bf16_gradients = config.optimizer.bf16_gradients();
   work.block_tokens = budget_block_tokens(config);
-  work.ranks_per_node = config.mesh.ranks_per_node;
   return work;
 }
 

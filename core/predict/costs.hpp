@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/model/recompute_options.hpp"
+#include "core/plan/context/mesh_links.hpp"
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/step_plan.hpp"
 #include "core/predict/latency_model.hpp"
@@ -30,6 +31,7 @@ struct PassTime {
 struct Collective {
   std::int64_t elements = 0;
   int ranks = 1;           ///< that take part
+  Link link = Link::node;  ///< the slowest between them
   bool scattered = false;  ///< every rank ends with its share alone (or begins with it)
   bool full = false;       ///< of sums that are kept full, whatever gradients are kept in
 };
@@ -56,16 +58,18 @@ class Costs {
   virtual double layer_scale(std::int64_t stage_layers) const;
 
   /// Ulysses: the all-to-alls of one pass of one layer (q, k, v before attention, o after it).
-  virtual double exchange(std::int64_t tokens, const ContextSplit& split) const = 0;
+  /// `link`, here and below: what they take by the plan's mesh (core/plan/context/mesh_links.hpp);
+  /// costs are of any mesh.
+  virtual double exchange(std::int64_t tokens, const ContextSplit& split, Link link) const = 0;
   /// Ring: one hop of a shard's keys and values, or of their gradients.
   virtual double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
-                          bool gradients) const = 0;
+                          bool gradients, Link link) const = 0;
   /// Ring: the passes over memory by which one pass of a layer joins the partial results of its
   /// shards, beside attention (parallel/context/ring_attention.cpp): outputs in forward, gradients
   /// of keys and values in backward.
   virtual double ring_sums(std::int64_t tokens, const ContextSplit& split, bool gradients) const;
   /// Activations or gradients of a micro-batch to the neighbour stage.
-  virtual double stage_hop(std::int64_t tokens, const ContextSplit& split) const = 0;
+  virtual double stage_hop(std::int64_t tokens, const ContextSplit& split, Link link) const = 0;
   /// A chunk's stage input to or from host memory.
   virtual double host_copy(std::int64_t tokens, const ContextSplit& split) const = 0;
 

@@ -128,7 +128,7 @@ class Lanes {
     } else if (op.kind == OpKind::send) {
       Cursor& peer = cursor(at, op.peer);
       (op.payload == Payload::activation ? peer.activation_s : peer.gradient_s)[place] =
-          begin_s + times.stage_hop_s;  // posted: the sender goes on at once
+          begin_s + times.stage_hop_s(c.stage, op.peer);  // posted: the sender goes on at once
       wake(static_cast<int>(&peer - cursors_.data()));
     } else if (op.kind == OpKind::offload || op.kind == OpKind::fetch) {
       double& engine_s = op.kind == OpKind::offload ? c.to_host_s : c.to_device_s;

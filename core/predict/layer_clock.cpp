@@ -55,7 +55,7 @@ LayerParts LayerClock::layer(const PlannedMicroBatch& m, std::int64_t budget, Re
   parts.backward.compute_s = all.backward_s - all.recompute_s;
   parts.backward.recompute_s = all.recompute_s;
   const double again = mode == Recompute::full ? 1 : 0;
-  parts.forward.exchange_s = costs_.exchange(tokens, m.split);
+  parts.forward.exchange_s = costs_.exchange(tokens, m.split, exchange_link(plan_.mesh, m.split));
   parts.backward.exchange_s = (1 + again) * parts.forward.exchange_s;
   const int ranks = m.split.ring();
   if (ranks == 1 || tokens == 0) return parts;
@@ -63,14 +63,18 @@ LayerParts LayerClock::layer(const PlannedMicroBatch& m, std::int64_t budget, Re
   // Uneven parts are those of all visible pairs or of a known pattern; a budget evens them out.
   const double uneven = budget == 0 ? this->uneven(m) : 1;
   const RingPlan& plan = ring(m.split);
+  const auto hop = [&](RingLevel level, bool gradients) {
+    return costs_.ring_hop(tokens, m.split, level, gradients,
+                           ring_link(plan_.mesh, m.split, level));
+  };
   const auto pass = [&](const std::vector<RingStep>& steps, double seconds, bool gradients) {
     RingCosts ring;
     ring.compute_s = uneven * seconds / ranks;
-    ring.inner_hop_s = costs_.ring_hop(tokens, m.split, RingLevel::inner, false);
-    ring.outer_hop_s = costs_.ring_hop(tokens, m.split, RingLevel::outer, false);
+    ring.inner_hop_s = hop(RingLevel::inner, false);
+    ring.outer_hop_s = hop(RingLevel::outer, false);
     if (gradients) {
-      ring.inner_dkv_hop_s = costs_.ring_hop(tokens, m.split, RingLevel::inner, true);
-      ring.outer_dkv_hop_s = costs_.ring_hop(tokens, m.split, RingLevel::outer, true);
+      ring.inner_dkv_hop_s = hop(RingLevel::inner, true);
+      ring.outer_dkv_hop_s = hop(RingLevel::outer, true);
     }
     return simulate(steps, ring) - seconds;
   };

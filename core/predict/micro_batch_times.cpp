@@ -28,6 +28,9 @@ double simulated_coverage(std::int64_t tokens, std::int64_t budget, std::int64_t
   return (1 - std::pow(10.0, -k / scale)) / (1 - std::pow(10.0, -visible / scale));
 }
 
+double MicroBatchTimes::stage_hop_s(int stage, int peer) const {
+  return stage_hops_s.at(static_cast<std::size_t>(std::min(stage, peer)));
+}
 double MicroBatchTimes::forward_s() const { return mean_s(forward); }
 double MicroBatchTimes::backward_s() const { return mean_s(backward); }
 
@@ -39,6 +42,8 @@ MicroBatchClock::MicroBatchClock(const StepPlan& plan, const SimulationOptions& 
           plan.layer_begin.size());
   require(!options.tune || !options.coverage_blocks.empty(),
           "dst.simulated_coverage is empty; name at least one budget that covers 90 %");
+  for (std::size_t s = 0; s + 1 < plan.layer_begin.size(); ++s)
+    stage_links_.push_back(stage_link(plan.mesh, static_cast<int>(s)));
   facts_.sums.assign(BudgetAverages::kBins, 0);
   facts_.counts.assign(BudgetAverages::kBins, 0);
 }
@@ -148,10 +153,9 @@ void MicroBatchClock::finish(const PlannedMicroBatch& m, MicroBatchTimes& times)
   const PassTime head = costs_.head(tokens, m.split);
   times.head_s = head.forward_s + head.backward_s;
   times.forward.back().compute_s += times.head_s;
-  if (plan_.layer_begin.size() > 1) {
-    times.stage_hop_s = costs_.stage_hop(tokens, m.split);
-    times.host_copy_s = costs_.host_copy(tokens, m.split);
-  }
+  if (plan_.layer_begin.size() > 1) times.host_copy_s = costs_.host_copy(tokens, m.split);
+  for (const Link link : stage_links_)
+    times.stage_hops_s.push_back(costs_.stage_hop(tokens, m.split, link));
 }
 
 SimulatedBudgets MicroBatchClock::budgets() const {

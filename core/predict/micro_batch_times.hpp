@@ -66,7 +66,10 @@ struct MicroBatchTimes {
   std::vector<double> weight_s;              ///< [stage] of backward: what its weight half takes
   /// Of the head with its loss, in the last stage's forward: it runs its backward at once.
   double head_s = 0;
-  double stage_hop_s = 0, host_copy_s = 0;
+  std::vector<double> stage_hops_s;  ///< [stage] between it and the next one
+  double host_copy_s = 0;
+  /// Between neighbours, in either direction.
+  double stage_hop_s(int stage, int peer) const;
   double forward_s() const;  ///< mean over the stages
   double backward_s() const;
 };
@@ -93,6 +96,7 @@ class MicroBatchClock {
   const SimulationOptions& options_;
   const Costs& costs_;
   LayerClock layer_;
+  std::vector<Link> stage_links_;  ///< [stage] to the next one
   std::unordered_map<std::uint64_t, std::shared_ptr<const MicroBatchTimes>> known_;
   SimulatedBudgets facts_;
   double choices_ = 0, budget_sum_ = 0, loss_sum_ = 0;

@@ -46,12 +46,13 @@ double StepPlacementCosts::transfer_s(std::int64_t tokens, double attention_s,
   const ContextSplit at = context(split);
   const double layers = kept_ + recomputed_,
                again = work_.recompute.mode == Recompute::full ? recomputed_ : 0;
-  double sum = (2 * layers + again) * costs_.exchange(tokens, at);
+  double sum = (2 * layers + again) * costs_.exchange(tokens, at, exchange_link(work_.mesh, at));
   if (split.ring > 1) {
     // All hops of the slower level; those that attention does not hide are waited for.
     const RingLevel level = at.ring_outer > 1 ? RingLevel::outer : RingLevel::inner;
-    const double hops = (2 * layers + again) * costs_.ring_hop(tokens, at, level, false) +
-                        layers * costs_.ring_hop(tokens, at, level, true);
+    const Link link = ring_link(work_.mesh, at, level);
+    const double hops = (2 * layers + again) * costs_.ring_hop(tokens, at, level, false, link) +
+                        layers * costs_.ring_hop(tokens, at, level, true, link);
     sum += std::max(0.0, (split.ring - 1) * (hops - attention_s / split.ring));
   }
   return sum;

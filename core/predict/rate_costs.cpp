@@ -12,7 +12,6 @@ namespace {
 // Kernels of a layer's forward without attention: two norms, four products, rotation, SwiGLU and
 // the additions.
 constexpr double kLayerKernels = 10;
-constexpr int kRanksPerNode = 8;
 
 // host_core: one core of an AMD EPYC, fp32, OpenBLAS on one thread and this program's attention,
 // measured with `ballast bench gemm` and `ballast bench attention`; MPI in shared memory.
@@ -125,16 +124,12 @@ PassTime RateCosts::attention(std::int64_t query_tokens, std::int64_t prefix_tok
   return time;
 }
 
-double RateCosts::link(double bytes, bool same_node) const {
-  return same_node ? rates_.node_latency_s + bytes / rates_.node_bytes
-                   : rates_.network_latency_s + bytes / rates_.network_bytes;
+double RateCosts::transfer(double bytes, Link link) const {
+  return link == Link::node ? rates_.node_latency_s + bytes / rates_.node_bytes
+                            : rates_.network_latency_s + bytes / rates_.network_bytes;
 }
 
-int RateCosts::node_ranks() const {
-  return work_.ranks_per_node > 0 ? work_.ranks_per_node : kRanksPerNode;
-}
-
-double RateCosts::exchange(std::int64_t tokens, const ContextSplit& split) const {
+double RateCosts::exchange(std::int64_t tokens, const ContextSplit& split, Link link) const {
   if (split.sp == 1 || tokens <= 0) return 0;
   const ModelShape& m = work_.model;
   const HeadSplit heads{split.sp, m.query_heads, m.kv_heads};
@@ -142,20 +137,17 @@ double RateCosts::exchange(std::int64_t tokens, const ContextSplit& split) const
   const double kv = static_cast<double>(heads.local_kv_heads() * split.sp * m.head_dim),
                q = static_cast<double>(m.query_heads * m.head_dim),
                element = static_cast<double>(work_.element_bytes);
-  const bool same_node = split.sp <= node_ranks();
-  return link(away * t * element * (q + 2 * kv), same_node) +
-         link(away * t * element * q, same_node);
+  return transfer(away * t * element * (q + 2 * kv), link) + transfer(away * t * element * q, link);
 }
 
-double RateCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
-                           bool gradients) const {
+double RateCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel,
+                           bool gradients, Link link) const {
   const ModelShape& m = work_.model;
   const HeadSplit heads{split.sp, m.query_heads, m.kv_heads};
   const double t = static_cast<double>(tokens) / split.ring();
   const auto element = static_cast<double>(
       gradients ? std::max<std::int64_t>(4, work_.element_bytes) : work_.element_bytes);
-  return link(2 * t * element * static_cast<double>(heads.local_kv_heads() * m.head_dim),
-              level == RingLevel::inner && split.sp * split.ring_inner <= node_ranks());
+  return transfer(2 * t * element * static_cast<double>(heads.local_kv_heads() * m.head_dim), link);
 }
 
 double RateCosts::ring_sums(std::int64_t tokens, const ContextSplit& split, bool gradients) const {
@@ -180,10 +172,10 @@ double RateCosts::ring_sums(std::int64_t tokens, const ContextSplit& split, bool
   return t * kv * bytes / rates_.memory_bytes + 2 * shards * rates_.launch_s;
 }
 
-double RateCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) const {
-  return link(static_cast<double>(tokens) / split.ranks() *
-                  static_cast<double>(work_.model.hidden * work_.element_bytes),
-              false);
+double RateCosts::stage_hop(std::int64_t tokens, const ContextSplit& split, Link link) const {
+  return transfer(static_cast<double>(tokens) / split.ranks() *
+                      static_cast<double>(work_.model.hidden * work_.element_bytes),
+                  link);
 }
 
 double RateCosts::host_copy(std::int64_t tokens, const ContextSplit& split) const {
@@ -193,10 +185,7 @@ double RateCosts::host_copy(std::int64_t tokens, const ContextSplit& split) cons
 
 double RateCosts::collective(const Collective& of, double bytes, double passes) const {
   if (of.ranks <= 1 || of.elements <= 0) return 0;
-  const bool same_node = of.ranks <= node_ranks();
-  const double away = 1 - 1.0 / of.ranks;
-  return passes * away * bytes / (same_node ? rates_.node_bytes : rates_.network_bytes) +
-         (same_node ? rates_.node_latency_s : rates_.network_latency_s);
+  return transfer(passes * (1 - 1.0 / of.ranks) * bytes, of.link);
 }
 
 double RateCosts::reduce(const Collective& sum) const {

@@ -34,7 +34,6 @@ struct WorkShape {
   bool bf16_gradients = false;                 ///< as they are kept and travel
   std::int64_t block_tokens = 64;              ///< tokens of the key blocks that budgets count
   std::shared_ptr<const PatternWork> pattern;  ///< Costs::pattern
-  int ranks_per_node = 0;                      ///< 0: 8
 };
 
 class RateCosts final : public Costs {
@@ -46,11 +45,11 @@ class RateCosts final : public Costs {
   PassTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
                      const ContextSplit& split, Recompute mode) const override;
   const PatternWork* pattern() const override { return work_.pattern.get(); }
-  double exchange(std::int64_t tokens, const ContextSplit& split) const override;
-  double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
-                  bool gradients) const override;
+  double exchange(std::int64_t tokens, const ContextSplit& split, Link link) const override;
+  double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level, bool gradients,
+                  Link link) const override;
   double ring_sums(std::int64_t tokens, const ContextSplit& split, bool gradients) const override;
-  double stage_hop(std::int64_t tokens, const ContextSplit& split) const override;
+  double stage_hop(std::int64_t tokens, const ContextSplit& split, Link link) const override;
   double host_copy(std::int64_t tokens, const ContextSplit& split) const override;
   double reduce(const Collective& sum) const override;
   double gather(const Collective& all) const override;
@@ -58,8 +57,7 @@ class RateCosts final : public Costs {
   double products(double flops) const override { return flops / rates_.matmul_flops; }
 
  private:
-  int node_ranks() const;
-  double link(double bytes, bool same_node) const;
+  double transfer(double bytes, Link link) const;
   double collective(const Collective& of, double bytes, double passes) const;
 
   DeviceRates rates_;

@@ -39,7 +39,8 @@ std::vector<std::vector<double>> round_seconds(const StepPlan& plan,
   for (const PlannedCollective& c : plan.collectives) {
     if (c.after_round < 0) continue;
     const auto s = static_cast<std::size_t>(c.stage), r = static_cast<std::size_t>(c.after_round);
-    const double seconds = costs.reduce({c.elements, plan.mesh.replicas(), plan.zero > 0});
+    const double seconds = costs.reduce(
+        {c.elements, plan.mesh.replicas(), replica_link(plan.mesh, c.stage), plan.zero > 0});
     list.at(s).at(r) += exposed_reduction_s(buckets.at(s), seconds, backward.at(s).at(r));
   }
   return list;
@@ -61,25 +62,26 @@ class StepEnd {
 
   void add(const PlannedCollective& c, StepTerms& terms) {
     const int replicas = plan_.mesh.replicas();
+    const Link link = replica_link(plan_.mesh, c.stage);
     const auto stage = static_cast<std::size_t>(c.stage);
     const double share = 1.0 / static_cast<double>(ready_s_.size());
     double seconds = 0;
     switch (c.kind) {
       case CollectiveKind::gradient_reduce:
         seconds = exposed_reduction_s(stage_buckets(plan_, options_, stage),
-                                      costs_.reduce({c.elements, replicas, plan_.zero > 0}),
+                                      costs_.reduce({c.elements, replicas, link, plan_.zero > 0}),
                                       hiding_.last_backward_s(lanes_, stage));
         ready_s_[stage] += seconds;
         terms.reduction_s += share * seconds;
         break;
       case CollectiveKind::tied_sum:
-        seconds = costs_.reduce({c.elements, 2, false, plan_.zero == 2});
+        seconds = costs_.reduce({c.elements, 2, tied_link(plan_.mesh), false, plan_.zero == 2});
         ready_s_.front() = ready_s_.back() = std::max(ready_s_.front(), ready_s_.back()) + seconds;
         terms.reduction_s +=
             share * seconds * std::min<double>(2, static_cast<double>(ready_s_.size()));
         break;
       case CollectiveKind::gradient_norm:
-        seconds = costs_.reduce({1, plan_.mesh.size(), false});
+        seconds = costs_.reduce({1, plan_.mesh.size(), world_link(plan_.mesh), false});
         if (!std::exchange(joined_, true))
           ready_s_.assign(ready_s_.size(), end_s() + seconds), terms.reduction_s += seconds;
         break;
@@ -89,7 +91,7 @@ class StepEnd {
         if (!options_.muon.empty()) {
           const MuonCost& muon = options_.muon.at(stage);
           seconds += costs_.products(muon.flops);
-          if (muon.moved > 0) seconds += 2 * costs_.reduce({muon.moved, replicas, true});
+          if (muon.moved > 0) seconds += 2 * costs_.reduce({muon.moved, replicas, link, true});
         }
         ready_s_[stage] += seconds;
         optimizer_s_[stage] += seconds;
@@ -98,7 +100,7 @@ class StepEnd {
       case CollectiveKind::parameter_gather:
         // Beside the next step's forward, but counted here.
         seconds = exposed_gather_s(stage_buckets(plan_, options_, stage),
-                                   costs_.gather({c.elements, replicas, true}),
+                                   costs_.gather({c.elements, replicas, link, true}),
                                    hiding_.first_forward_s(stage));
         ready_s_[stage] += seconds;
         terms.gather_s += share * seconds;

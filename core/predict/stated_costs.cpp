@@ -33,7 +33,7 @@ PassTime StatedCosts::attention(std::int64_t query_tokens, std::int64_t prefix_t
   return time;
 }
 
-double StatedCosts::exchange(std::int64_t tokens, const ContextSplit& split) const {
+double StatedCosts::exchange(std::int64_t tokens, const ContextSplit& split, Link) const {
   if (split.sp == 1) return 0;
   const auto [query, kv] = std::pair(times_.query_heads, times_.kv_heads);
   const double repeats = kv > 0
@@ -46,14 +46,14 @@ double StatedCosts::exchange(std::int64_t tokens, const ContextSplit& split) con
 }
 
 double StatedCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel,
-                             bool gradients) const {
+                             bool gradients, Link) const {
   if (split.ring() == 1) return 0;
   // Keys and values go round in both passes, their gradients, twice the bytes, in one.
   const double part = gradients ? 0.5 : 0.25;
   return part * times_.ring_hop_token_s * static_cast<double>(tokens) / split.ranks();
 }
 
-double StatedCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) const {
+double StatedCosts::stage_hop(std::int64_t tokens, const ContextSplit& split, Link) const {
   return times_.stage_hop_token_s * static_cast<double>(tokens) / split.ranks();
 }
 

@@ -35,10 +35,10 @@ class StatedCosts final : public Costs {
   double layer_scale(std::int64_t stage_layers) const override {
     return 1 / static_cast<double>(stage_layers);
   }
-  double exchange(std::int64_t tokens, const ContextSplit& split) const override;
-  double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
-                  bool gradients) const override;
-  double stage_hop(std::int64_t tokens, const ContextSplit& split) const override;
+  double exchange(std::int64_t tokens, const ContextSplit& split, Link link) const override;
+  double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level, bool gradients,
+                  Link link) const override;
+  double stage_hop(std::int64_t tokens, const ContextSplit& split, Link link) const override;
   double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
   double reduce(const Collective&) const override { return 0; }
   double gather(const Collective&) const override { return 0; }

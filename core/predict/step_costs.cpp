@@ -26,7 +26,7 @@ ScheduleCosts schedule_costs(const StepPlan& plan, const SimulationOptions& opti
       case OpKind::backward_weight:
         return t.weight_s[s];
       case OpKind::send:
-        return t.stage_hop_s;
+        return t.stage_hop_s(stage, op.peer);
       default:
         return 0.0;
     }

@@ -80,17 +80,18 @@ PassTime TableCosts::attention(std::int64_t query_tokens, std::int64_t prefix_to
               mode, 0);
 }
 
-double TableCosts::exchange(std::int64_t tokens, const ContextSplit& split) const {
+double TableCosts::exchange(std::int64_t tokens, const ContextSplit& split, Link link) const {
   if (split.sp == 1) return 0;
   const LatencyModel& times = model(split, fallback_);
   const bool linked = table_.link("inner") != nullptr || table_.link("dp") != nullptr;
-  return linked || !times.divides_heads() ? times.exchange(tokens) : rates_.exchange(tokens, split);
+  return linked || !times.divides_heads() ? times.exchange(tokens)
+                                          : rates_.exchange(tokens, split, link);
 }
 
 double TableCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
-                            bool gradients) const {
+                            bool gradients, Link link) const {
   const ProfileLink* l = table_.link(level == RingLevel::inner ? "inner" : "outer");
-  if (l == nullptr) return rates_.ring_hop(tokens, split, level, gradients);
+  if (l == nullptr) return rates_.ring_hop(tokens, split, level, gradients, link);
   const ModelShape& m = work_.model;
   const std::int64_t heads = HeadSplit{split.sp, m.query_heads, m.kv_heads}.local_kv_heads(),
                      element = gradients ? std::max<std::int64_t>(4, work_.element_bytes)
@@ -99,9 +100,9 @@ double TableCosts::ring_hop(std::int64_t tokens, const ContextSplit& split, Ring
                             split.ring() / l->bytes_per_s;
 }
 
-double TableCosts::stage_hop(std::int64_t tokens, const ContextSplit& split) const {
+double TableCosts::stage_hop(std::int64_t tokens, const ContextSplit& split, Link link) const {
   const ProfileLink* l = table_.link("stage");
-  if (l == nullptr) return rates_.stage_hop(tokens, split);
+  if (l == nullptr) return rates_.stage_hop(tokens, split, link);
   return l->latency_s + static_cast<double>(tokens * work_.model.hidden * work_.element_bytes) /
                             split.ranks() / l->bytes_per_s;
 }

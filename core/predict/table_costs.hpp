@@ -27,13 +27,13 @@ class TableCosts final : public Costs {
   PassTime attention(std::int64_t query_tokens, std::int64_t prefix_tokens, std::int64_t budget,
                      const ContextSplit& split, Recompute mode) const override;
   const PatternWork* pattern() const override { return work_.pattern.get(); }
-  double exchange(std::int64_t tokens, const ContextSplit& split) const override;
-  double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level,
-                  bool gradients) const override;
+  double exchange(std::int64_t tokens, const ContextSplit& split, Link link) const override;
+  double ring_hop(std::int64_t tokens, const ContextSplit& split, RingLevel level, bool gradients,
+                  Link link) const override;
   double ring_sums(std::int64_t tokens, const ContextSplit& split, bool gradients) const override {
     return rates_.ring_sums(tokens, split, gradients);
   }
-  double stage_hop(std::int64_t tokens, const ContextSplit& split) const override;
+  double stage_hop(std::int64_t tokens, const ContextSplit& split, Link link) const override;
   double host_copy(std::int64_t tokens, const ContextSplit& split) const override {
     return rates_.host_copy(tokens, split);
   }

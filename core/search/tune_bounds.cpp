@@ -101,10 +101,11 @@ TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
                        static_cast<double>((c.mesh.pp - more) * each) * costs.layer_scale(each);
   const std::int64_t most = most_tokens(c);
   Work w;
-  const double token_s =
-      scale * least_rate(most, [&](std::int64_t n) {
-        return costs.rest(n, split, Recompute::none).total_s() + 2 * costs.exchange(n, split);
-      });
+  const Link exchanges = exchange_link(c.mesh, split);
+  const double token_s = scale * least_rate(most, [&](std::int64_t n) {
+                           return costs.rest(n, split, Recompute::none).total_s() +
+                                  2 * costs.exchange(n, split, exchanges);
+                         });
   w.head_s =
       tokens_ * least_rate(most, [&](std::int64_t n) { return costs.head(n, split).total_s(); });
   const double attention_s = scale * attention(c, split).usual_s;
@@ -114,9 +115,10 @@ TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
   if (c.ring() > 1) {
     const std::int64_t pack = std::max<std::int64_t>(c.capacity, 1);
     const RingLevel level = c.mesh.cp_outer > 1 ? RingLevel::outer : RingLevel::inner;
-    const double hops =
-        tokens_ / static_cast<double>(pack) * scale * (c.ring() - 1) *
-        (2 * costs.ring_hop(pack, split, level, false) + costs.ring_hop(pack, split, level, true));
+    const Link link = ring_link(c.mesh, split, level);
+    const double hops = tokens_ / static_cast<double>(pack) * scale * (c.ring() - 1) *
+                        (2 * costs.ring_hop(pack, split, level, false, link) +
+                         costs.ring_hop(pack, split, level, true, link));
     w.ring_s = std::max(0.0, hops - attention_s * (c.ring() - 1) / c.ring()) + 0.02 * attention_s;
   }
   return w;
@@ -124,9 +126,11 @@ TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
 
 const TuneBounds::Work& TuneBounds::work(const Candidate& c, int ranks) {
   const ContextSplit split = joined_split(c.mesh, ranks, input_.base.model.query_heads);
-  const auto [at, fresh] =
-      work_.try_emplace({c.mesh.pp, split.sp, split.ring_outer, split.ring_inner, c.budget,
-                         c.capacity, most_tokens(c), cuts(c.method)});
+  const auto [at, fresh] = work_.try_emplace(
+      {c.mesh.pp, split.sp, split.ring_outer, split.ring_inner, c.budget, c.capacity,
+       most_tokens(c), cuts(c.method), static_cast<int>(exchange_link(c.mesh, split)),
+       static_cast<int>(ring_link(c.mesh, split, RingLevel::inner)),
+       static_cast<int>(ring_link(c.mesh, split, RingLevel::outer))});
   if (fresh) at->second = measure(c, ranks);
   return at->second;
 }

@@ -11,11 +11,11 @@
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/context/axis_range.hpp"
+#include "core/plan/context/mesh_links.hpp"
 
 namespace ballast {
 namespace {
 
-constexpr int kRanksPerNode = 8;             // where the deck does not say
 constexpr std::int64_t kLeastTokens = 1024;  // of the longest sample, that a rank should get
 
 const Config& defaults() { return default_config(); }
@@ -48,7 +48,7 @@ std::vector<std::pair<int, int>> ring_levels(int ring, int sp, int node) {
 
 std::vector<MeshShape> meshes(const Config& base, int ranks, std::int64_t longest) {
   const MeshShape &deck = base.mesh, &d = defaults().mesh;
-  const int node = deck.ranks_per_node > 0 ? deck.ranks_per_node : kRanksPerNode;
+  const int node = node_ranks(deck);
   const std::int64_t least = std::clamp<std::int64_t>(longest / kBlock, kBlock, kLeastTokens),
                      finest = std::max<std::int64_t>(1, longest / least);
   const auto keeps = [&](const int& member, int stated, int value) {

@@ -225,9 +225,15 @@ Trial TuneTrials::in_turn(Trial trial) {
 }
 
 const TuneTrials::Standing& TuneTrials::standing(const Candidate& c) {
-  const auto [at, fresh] =
-      standing_.try_emplace({c.mesh.pp, c.mesh.replicas(), c.zero, c.mesh.pp > 1 ? c.capacity : 0,
-                             c.method == Batching::chunkflow});
+  std::vector<std::int64_t> key{c.mesh.pp,
+                                c.mesh.replicas(),
+                                c.zero,
+                                c.mesh.pp > 1 ? c.capacity : 0,
+                                c.method == Batching::chunkflow,
+                                static_cast<int>(tied_link(c.mesh))};
+  for (int stage = 0; stage < c.mesh.pp; ++stage)
+    key.push_back(static_cast<int>(replica_link(c.mesh, stage)));
+  const auto [at, fresh] = standing_.try_emplace(std::move(key));
   if (!fresh) return at->second;
   Candidate alike = c;  // the same sums in one lane
   alike.mesh.dp = alike.mesh.cp_outer = alike.mesh.sp = 1;
@@ -238,8 +244,9 @@ const TuneTrials::Standing& TuneTrials::standing(const Candidate& c) {
   deck.step.tuning = nullptr;
   Batch none;
   none.micro_batches.resize(1);
-  at->second.end_s =
-      simulate(plan_batch_step(none, deck.step), deck.simulation, costs(alike)).step_s;
+  StepPlan plan = plan_batch_step(none, deck.step);
+  plan.mesh = c.mesh;  // its sums go where its ranks lie
+  at->second.end_s = simulate(plan, deck.simulation, costs(alike)).step_s;
   for (StageMemory& stage : deck.memory) {
     stage.zero = c.zero;
     at->second.bytes = std::max(at->second.bytes, replay_memory(stage, {}).total());

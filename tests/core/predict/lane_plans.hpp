@@ -76,14 +76,16 @@ class RingTimes final : public Costs {
                      Recompute) const override {
     return {8, 16, 0, 0};
   }
-  double exchange(std::int64_t, const ContextSplit& split) const override {
+  double exchange(std::int64_t, const ContextSplit& split, Link) const override {
     return split.sp > 1 ? 0.5 : 0;
   }
-  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 3; }
+  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool, Link) const override {
+    return 3;
+  }
   double ring_sums(std::int64_t, const ContextSplit&, bool gradients) const override {
     return gradients ? 0.75 : 0.25;
   }
-  double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
+  double stage_hop(std::int64_t, const ContextSplit&, Link) const override { return 0; }
   double host_copy(std::int64_t, const ContextSplit&) const override { return 2; }
   double reduce(const Collective& sum) const override {
     return sum.elements > 1 ? (sum.full ? 9 : 7) : 0;

@@ -123,16 +123,32 @@ TEST(RateCosts, FrozenWeightsHaveNoGradient) {
 }
 
 TEST(RateCosts, WhatLeavesANodeTakesTheNetwork) {
-  WorkShape work = work_of("llama3.1-8b");
-  work.ranks_per_node = 4;
-  const RateCosts costs(device_rates(DeviceKind::h200), work);
-  const auto exchange = [&](int sp) { return sp * costs.exchange(1 << 20, {sp, 1, 1}); };
+  MeshShape mesh;
+  mesh.ranks_per_node = 4;
+  const RateCosts costs(device_rates(DeviceKind::h200), work_of("llama3.1-8b"));
+  const auto exchange = [&](int sp) {
+    const ContextSplit split{sp, 1, 1};
+    return sp * costs.exchange(1 << 20, split, exchange_link(mesh, split));
+  };
   EXPECT_GT(exchange(8), 5 * exchange(4));
   const auto hop = [&](const ContextSplit& split) {
-    return split.ring() * costs.ring_hop(1 << 20, split, RingLevel::inner, false);
+    return split.ring() * costs.ring_hop(1 << 20, split, RingLevel::inner, false,
+                                         ring_link(mesh, split, RingLevel::inner));
   };
   EXPECT_GT(hop({1, 1, 8}), 5 * hop({1, 1, 4}));
-  EXPECT_NEAR(hop({1, 2, 4}), hop({1, 1, 4}), 0.01 * hop({1, 1, 4}));
+  mesh.cp_outer = 2, mesh.cp_inner = 4;
+  const double nested = hop({1, 2, 4});
+  mesh.cp_outer = mesh.cp_inner = 1;
+  EXPECT_NEAR(nested, hop({1, 1, 4}), 0.01 * hop({1, 1, 4}));
+  EXPECT_GT(costs.stage_hop(1 << 20, {}, Link::network),
+            5 * costs.stage_hop(1 << 20, {}, Link::node));
+  for (const bool scattered : {false, true}) {
+    const auto seconds = [&](Link link) {
+      return costs.reduce({.elements = 1 << 28, .ranks = 8, .link = link, .scattered = scattered}) +
+             costs.gather({.elements = 1 << 28, .ranks = 8, .link = link});
+    };
+    EXPECT_GT(seconds(Link::network), 5 * seconds(Link::node));
+  }
 }
 
 TEST(RateCosts, StateInBf16HasFewerBytes) {
@@ -151,7 +167,8 @@ TEST(RateCosts, StateInBf16HasFewerBytes) {
   work.bf16_gradients = true;
   EXPECT_NEAR(bytes(), 2 + 4 * 2 + 2 * 4 + 2, 1e-9);
   EXPECT_NEAR(reduction() / full, 0.5, 0.01);
-  EXPECT_EQ(RateCosts(rates, work).reduce({1 << 30, 4, true, true}), full) << "of a shard's sums";
+  EXPECT_EQ(RateCosts(rates, work).reduce({1 << 30, 4, Link::node, true, true}), full)
+      << "of a shard's sums";
   EXPECT_NEAR(bytes(true), 4 * 3 + 2 * 4 + 2, 1e-9) << "of a shard's sums";
 }
 
@@ -185,29 +202,23 @@ TEST(StatedCosts, HopsAndExchangesTakeTheirPartOfAToken) {
   const StatedCosts costs(times);
   const ContextSplit ring{1, 1, 4}, ulysses{2, 1, 1};
   // Keys and values go in both passes, their gradients, twice the bytes, in one.
-  EXPECT_DOUBLE_EQ(costs.ring_hop(1000, ring, RingLevel::inner, false), 2.5e-4);
-  EXPECT_DOUBLE_EQ(costs.ring_hop(1000, ring, RingLevel::inner, true), 5e-4);
-  EXPECT_EQ(costs.ring_hop(1000, ulysses, RingLevel::inner, true), 0);
+  EXPECT_DOUBLE_EQ(costs.ring_hop(1000, ring, RingLevel::inner, false, Link::node), 2.5e-4);
+  EXPECT_DOUBLE_EQ(costs.ring_hop(1000, ring, RingLevel::inner, true, Link::node), 5e-4);
+  EXPECT_EQ(costs.ring_hop(1000, ulysses, RingLevel::inner, true, Link::node), 0);
   // Half of the time a pass; each of two ranks keeps half and sends a rank's share.
-  EXPECT_DOUBLE_EQ(costs.exchange(1000, ulysses), 4e-6 * 1000 / 2 / 2 / 2);
+  EXPECT_DOUBLE_EQ(costs.exchange(1000, ulysses, Link::node), 4e-6 * 1000 / 2 / 2 / 2);
 }
 
-TEST(RateCosts, CollectivesRecomputationAndRingsOverNodes) {
+TEST(RateCosts, CollectivesAndRecomputation) {
   const DeviceRates& rates = device_rates(DeviceKind::h200);
-  WorkShape work = work_of("qwen2.5-3b");
-  const RateCosts costs(rates, work);
+  const RateCosts costs(rates, work_of("qwen2.5-3b"));
   const auto beyond = [&](bool scattered) {
-    return costs.reduce({1 << 24, 8, scattered}) - rates.node_latency_s;
+    return costs.reduce({1 << 24, 8, Link::node, scattered}) - rates.node_latency_s;
   };
   EXPECT_NEAR(beyond(false), 2 * beyond(true), 1e-9);
   const auto backward = [&](Recompute mode) { return costs.rest(8192, {}, mode).backward_s; };
   EXPECT_LT(backward(Recompute::none), backward(Recompute::selective));
   EXPECT_LT(backward(Recompute::selective), backward(Recompute::full));
-  // Neighbours of an inner ring of Ulysses groups lie on other nodes once both fill one.
-  work.ranks_per_node = 16;
-  const ContextSplit split{2, 1, 8};
-  EXPECT_GT(costs.ring_hop(1 << 16, split, RingLevel::inner, false),
-            2 * RateCosts(rates, work).ring_hop(1 << 16, split, RingLevel::inner, false));
 }
 
 TEST(TableCosts, GradientsOfKeysAndValuesTravelAsFp32) {
@@ -215,7 +226,7 @@ TEST(TableCosts, GradientsOfKeysAndValuesTravelAsFp32) {
   table.links = {{"inner", 1e-5, 1e9}};
   const TableCosts costs("t", table, PatternKind::moba, work_of("qwen2.5-0.5b"));
   const auto hop = [&](bool gradients) {
-    return costs.ring_hop(4000, {1, 1, 4}, RingLevel::inner, gradients) - 1e-5;
+    return costs.ring_hop(4000, {1, 1, 4}, RingLevel::inner, gradients, Link::node) - 1e-5;
   };
   EXPECT_NEAR(hop(false), 2.0 * 4000 * 2 * 64 * 2 / 4 / 1e9, 1e-15);
   EXPECT_NEAR(hop(true), 2 * hop(false), 1e-15);
@@ -255,7 +266,7 @@ TEST(TableCosts, ReadsLayersFromTheTableAndTheRestFromRates) {
   const PassTime kept = layer(costs, m, 4), again = layer(costs, m, 4, Recompute::full);
   EXPECT_DOUBLE_EQ(again.backward_s, kept.backward_s + kept.forward_s);
   EXPECT_DOUBLE_EQ(again.weight_s, kept.weight_s);
-  EXPECT_DOUBLE_EQ(costs.stage_hop(1000, {}), 1e-5 + 1000.0 * 896 * 2 / 1e9);
+  EXPECT_DOUBLE_EQ(costs.stage_hop(1000, {}, Link::network), 1e-5 + 1000.0 * 896 * 2 / 1e9);
   EXPECT_GT(costs.optimizer(1 << 20, false), 0);
   EXPECT_THROW(TableCosts("a.h5", table, PatternKind::vertical_slash, work), Error);
 }
@@ -293,7 +304,7 @@ TEST(TableCosts, OneMeasuredModeAnswersForAll) {
       return of == Recompute::full ? forward : of == Recompute::selective ? selective_s : 0;
     };
     EXPECT_NEAR(costs.head(4096, {}).forward_s, 1e-7 * 4096, 1e-12);
-    EXPECT_GT(costs.exchange(4096, {2, 1, 1}), 0);
+    EXPECT_GT(costs.exchange(4096, {2, 1, 1}, Link::node), 0);
     for (const Recompute asked : {Recompute::none, Recompute::selective, Recompute::full}) {
       const PassTime rest = costs.rest(4096, {}, asked);
       EXPECT_NEAR(rest.forward_s, forward, 1e-12);
@@ -312,10 +323,11 @@ TEST(TableCosts, ExchangesCarryRepeatedHeadsAndAreNeverFree) {
   const WorkShape work = work_of("qwen2.5-0.5b");  // 14 query heads, 2 of keys and of values
   ProfileTable table = drawn_table(1e-6, 1e-9);
   const ContextSplit seven{7, 1, 1};
-  EXPECT_DOUBLE_EQ(TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven),
-                   RateCosts(device_rates(DeviceKind::generic), work).exchange(7000, seven));
+  EXPECT_DOUBLE_EQ(
+      TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven, Link::network),
+      RateCosts(device_rates(DeviceKind::generic), work).exchange(7000, seven, Link::network));
   table.links = {{"inner", 1e-5, 1e9}};
-  EXPECT_NEAR(TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven),
+  EXPECT_NEAR(TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven, Link::network),
               2e-5 + 6.0 / 7 * (2 * 14 + 2 * 14) * 64 * 2 * 1000 / 1e9, 1e-12);
   // Rows of seven ranks hold their exchanges.
   for (ProfileRow row : std::vector<ProfileRow>(table.rows)) {
@@ -323,7 +335,8 @@ TEST(TableCosts, ExchangesCarryRepeatedHeadsAndAreNeverFree) {
     table.rows.push_back(row);
   }
   table.links.clear();
-  EXPECT_EQ(TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven), 0);
+  EXPECT_EQ(TableCosts("t", table, PatternKind::moba, work).exchange(7000, seven, Link::network),
+            0);
 }
 
 TEST(TableCosts, AllRanksShareTheHeadWhoeverWasMeasured) {

@@ -81,14 +81,13 @@ TEST(StepPlacementCosts, RingsWaitForWhatAttentionDoesNotHide) {
   work.mesh.ranks_per_node = 1;
   WorkShape shape;
   shape.model = model_preset("qwen2.5-0.5b");
-  shape.ranks_per_node = 1;
   const RateCosts costs(device_rates(DeviceKind::h200), shape);
   const StepPlacementCosts placement(costs, work);
   const PlacementSplit ring{4, 1, 4};
   const ContextSplit split = context_split(work.mesh, 1, 4);
   const RingLevel level = split.ring_outer > 1 ? RingLevel::outer : RingLevel::inner;
-  const double hops = 24 * (2 * costs.ring_hop(8192, split, level, false) +
-                            costs.ring_hop(8192, split, level, true)),
+  const double hops = 24 * (2 * costs.ring_hop(8192, split, level, false, Link::network) +
+                            costs.ring_hop(8192, split, level, true, Link::network)),
                attention_s = 2 * hops;
   EXPECT_NEAR(placement.transfer_s(8192, attention_s, ring), 3 * (hops - attention_s / 4),
               1e-9 * hops);

@@ -299,9 +299,11 @@ TEST(Simulate, RoundsOfCollectivesMeetAllReplicas) {
                        Recompute) const override {
       return {};
     }
-    double exchange(std::int64_t, const ContextSplit&) const override { return 0; }
-    double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 0; }
-    double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
+    double exchange(std::int64_t, const ContextSplit&, Link) const override { return 0; }
+    double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool, Link) const override {
+      return 0;
+    }
+    double stage_hop(std::int64_t, const ContextSplit&, Link) const override { return 0; }
     double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
     double reduce(const Collective&) const override { return 0.5; }
     double gather(const Collective&) const override { return 0; }
@@ -370,9 +372,9 @@ TEST(Simulate, MuonAddsItsProductsAndWhatMovesToTheUpdate) {
   EXPECT_NEAR(products.terms.optimizer_s - plain.terms.optimizer_s, costs.products(1e12), 1e-12);
   EXPECT_NEAR(products.step_s - plain.step_s, costs.products(1e12), 1e-12);
   options.muon = {{1e12, 1 << 20}};
-  ASSERT_GT(costs.reduce({1 << 20, plan.mesh.replicas(), true}), 0);
+  ASSERT_GT(costs.reduce({1 << 20, plan.mesh.replicas(), Link::node, true}), 0);
   EXPECT_NEAR(simulate(plan, options, costs).step_s - products.step_s,
-              2 * costs.reduce({1 << 20, plan.mesh.replicas(), true}), 1e-12);
+              2 * costs.reduce({1 << 20, plan.mesh.replicas(), Link::node, true}), 1e-12);
 }
 
 TEST(Simulate, TuningGivesStragglersFewerBlocks) {

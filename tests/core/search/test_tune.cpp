@@ -345,6 +345,31 @@ TEST(TuneSlow, LowerBoundsAreBelowTheClockOfTunedBudgets) {
   EXPECT_GT(tight, 0u);
 }
 
+/// The deck's model by built-in rates, on nodes of so many ranks.
+TuneInput rated_input(int ranks, int node) {
+  Config base = deck();
+  base.from.settings.clear();
+  base.mesh.ranks_per_node = node;
+  hold(base, {"chunk.k", "ring.layout", "pipeline.schedule", "batching.micro_batch_tokens"});
+  return input(base, ranks, kMixed);
+}
+
+// Sums of a pipeline's replicas leave the node that sums of as many neighbours stay on.
+TEST(Tune, SumsGoWhereTheRanksOfTheCandidateLie) {
+  const TuneInput in = rated_input(8, 4);
+  TuneTrials trials(in);
+  Candidate near, far;
+  near.method = far.method = Batching::packed, near.capacity = far.capacity = 512;
+  near.mesh = {1, 2, 1, 4, 1, 1, 4}, far.mesh = {4, 2, 1, 1, 1, 1, 4};
+  const double near_s = trials.end_s(near), far_s = trials.end_s(far);
+  EXPECT_GT(far_s, near_s);
+  EXPECT_EQ(TuneTrials(in).end_s(far), far_s);  // whichever was asked for first
+}
+
+TEST(TuneSlow, LowerBoundsAreBelowTheClockOfNodes) {
+  for (const int node : {2, 4}) EXPECT_GT(compare_bounds(rated_input(8, node), 5).first, 50u);
+}
+
 // Many short samples in a micro-batch that is longer than any of them.
 TEST(TuneSlow, LowerBoundsAreBelowTheClockOfManySamplesTogether) {
   Config base = deck();
@@ -373,9 +398,11 @@ class DearLongSamples final : public Costs {
     return time;
   }
   double layer_scale(std::int64_t layers) const override { return like_->layer_scale(layers); }
-  double exchange(std::int64_t, const ContextSplit&) const override { return 0; }
-  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool) const override { return 0; }
-  double stage_hop(std::int64_t, const ContextSplit&) const override { return 0; }
+  double exchange(std::int64_t, const ContextSplit&, Link) const override { return 0; }
+  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool, Link) const override {
+    return 0;
+  }
+  double stage_hop(std::int64_t, const ContextSplit&, Link) const override { return 0; }
   double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
   double reduce(const Collective&) const override { return 0; }
   double gather(const Collective&) const override { return 0; }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <set>
 
+#include "core/plan/context/mesh_links.hpp"
 #include "parallel/comm/clock_alignment.hpp"
 #include "parallel/comm/mesh.hpp"
 #include "parallel/comm/signals.hpp"
@@ -116,6 +117,49 @@ TEST(Mesh, EmulatedNodes) {
     EXPECT_TRUE(mesh.warnings.empty());
     EXPECT_EQ(members(mesh.node), members(mesh.cp_inner));
   }
+}
+
+/// Whether the ranks of any group that takes part lie on several nodes.
+bool leaves_node(const Mesh& mesh, const std::vector<int>& group, bool takes_part = true) {
+  bool leaves = false;
+  for (const int rank : group)
+    leaves =
+        leaves || rank / mesh.shape.ranks_per_node != group.front() / mesh.shape.ranks_per_node;
+  return mesh.world.all_reduce(std::int64_t{leaves && takes_part}, Reduction::max) > 0;
+}
+
+/// What plans say of links, by the ranks that the communicators hold.
+void check_links(const MeshShape& shape, std::int64_t query_heads) {
+  SCOPED_TRACE(fmt::format("{}, {} heads", describe(shape), query_heads));
+  const Mesh& mesh = testing::mesh_of(
+      shape, shape.dp > 1 ? std::vector<int>{shape.dp} : std::vector<int>{}, query_heads);
+  const auto link = [](bool leaves) { return leaves ? Link::network : Link::node; };
+  for (const int degree : mesh.degrees()) {
+    const ContextSplit split = mesh.split(degree);
+    EXPECT_EQ(exchange_link(shape, split), link(leaves_node(mesh, members(mesh.sequence(degree)))));
+    EXPECT_EQ(ring_link(shape, split, RingLevel::inner),
+              link(leaves_node(mesh, members(mesh.ring(degree)))));
+  }
+  const std::vector<int> stages = members(mesh.pp), replicas = members(mesh.replica);
+  for (int s = 0; s < shape.pp; ++s) {
+    EXPECT_EQ(replica_link(shape, s), link(leaves_node(mesh, replicas, mesh.at.pp == s)));
+    if (s + 1 == shape.pp) continue;
+    const auto at = static_cast<std::size_t>(s);
+    EXPECT_EQ(stage_link(shape, s), link(leaves_node(mesh, {stages[at], stages[at + 1]})));
+  }
+  EXPECT_EQ(tied_link(shape), link(leaves_node(mesh, {stages.front(), stages.back()})));
+}
+
+TEST(Mesh, LinksAreThoseOfItsGroups) {
+  const int ranks = Communicator::world().size();
+  if (ranks % 2 != 0) return;
+  const int half = ranks / 2;
+  for (const std::int64_t heads : {1, 0}) {
+    check_links({2, half, 1, 1, 1, 1, half}, heads);
+    check_links({half, 2, 1, 1, 1, 1, half}, heads);
+    check_links({2, 1, 1, half, 1, 1, half}, heads);
+  }
+  check_links({1, 2, 1, half, 1, 1, half}, 1);
 }
 
 TEST(Mesh, FlatRingOverNodesIsWarnedOf) {
