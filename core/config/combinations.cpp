@@ -214,13 +214,12 @@ void optimizer_refusals(Refusals& all) {
                  "set optimizer.zero = 1, or optimizer.kind = \"adamw\""});
 }
 
-/// What plans know and no executor of this version runs, and what cannot be planned of it.
+/// What no executor of this version runs; plans are made of epochs alone.
 void planned_refusals(Refusals& all) {
   all.push_back(
       {{"tp 2"},
        "mesh.tp above 1: tensor parallelism cannot be run by this version",
-       "set mesh.tp = 1 and use optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)",
-       true});
+       "set mesh.tp = 1 and use optimizer.zero and the ring (mesh.cp_outer, mesh.cp_inner)"});
   all.push_back(
       {{"scope epoch"},
        "batching.scope = \"epoch\" is for `ballast pack`: a training step's samples do not "

@@ -121,6 +121,10 @@ class CommandLine(RunCase):
             problem = [line for line in trained.stderr.splitlines() if override in line]
             self.assertEqual(len(problem), 1, trained.stderr)
             self.assertIn(problem[0], checked.stderr)
+            if override == "mesh.tp=2":  # nothing times it, so nothing is planned of it either
+                for command in ("plan", "pack", "tune"):
+                    planned = self.run_ballast(1, command, path, override, status=1)
+                    self.assertIn(problem[0], planned.stderr)
 
 
 class Check(RunCase):

@@ -88,10 +88,14 @@ TEST(Combinations, RanksShareMicroBatchesUnderEverySchedule) {
 
 TEST(Combinations, PlansAreMadeOfWhatOnlyExecutorsRefuse) {
   Config config;
-  config.mesh.tp = 2;
+  config.mesh.tp = 2;  // nothing times it
+  for (const bool executes : {false, true})
+    EXPECT_EQ(refused_combinations(config, executes).size(), 1u);
   config.batching.method = Batching::packed;
   config.batching.scope = BatchScope::epoch;
   EXPECT_EQ(refused_combinations(config, true).size(), 2u);
+  config.mesh.tp = 1;
+  EXPECT_EQ(refused_combinations(config, true).size(), 1u);
   EXPECT_TRUE(refused_combinations(config, false).empty());
   config.batching.method = Batching::chunkflow;  // cuts the samples of a step
   EXPECT_EQ(refused_combinations(config, false).size(), 1u);
