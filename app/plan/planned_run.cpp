@@ -83,8 +83,7 @@ std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::s
 }
 
 bool has_costs(const Config& config) {
-  return !config.profile.table.empty() ||
-         config.is_set(&Config::costs, &CostsConfig::forward_token_s);
+  return !config.profile.table.empty() || states_times(config);
 }
 
 PlannedRun::PlannedRun(const Config& config, std::shared_ptr<const Costs> costs)

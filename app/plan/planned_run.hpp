@@ -23,7 +23,7 @@ namespace ballast {
 /// Errors: those of load_profile and read_indexes.
 std::shared_ptr<const Costs> plan_costs(const Config& config, std::vector<std::string>& notes);
 
-/// Whether the deck names a profile table or states what a token takes.
+/// Whether the deck names a profile table or states_times().
 bool has_costs(const Config& config);
 
 /// No rank can take such a step: its samples or its batch.

@@ -472,6 +472,17 @@ void cost_rules(const Config& config, Rules& rules) {
   const RingPassConfig &forward = config.costs.forward, &backward = config.costs.backward;
   carries("inner", forward.inner_hop_ms, backward.inner_hop_ms);
   carries("outer", forward.outer_hop_ms, backward.outer_hop_ms);
+  if (states_times(config) || !config.profile.table.empty() || config.model.layers == 0) return;
+  // Built-in rates time a model then, and would leave these unread.
+  for (const char* key :
+       {"costs.backward_over_forward", "costs.exchange_token_s", "costs.ring_hop_token_s",
+        "costs.forward_micro_batch_s", "costs.stage_hop_token_s"})
+    if (config.from.of(key).origin != Origin::unset)
+      rules.add({key, "costs.forward_token_s", "costs.forward_pair_s"},
+                fmt::format("{} has no effect without costs.forward_token_s or "
+                            "costs.forward_pair_s: built-in rates time the plans",
+                            key),
+                "state what a token or a pair takes");
 }
 
 void dst_rules(const Config& config, Rules& rules) {

@@ -70,6 +70,11 @@ bool predicts_latency(const Config& config) {
   return config.dst.enabled || config.batching.method == Batching::sab;
 }
 
+bool states_times(const Config& config) {
+  return config.is_set(&Config::costs, &CostsConfig::forward_token_s) ||
+         config.is_set(&Config::costs, &CostsConfig::forward_pair_s);
+}
+
 DataOptions data_options(const Config& config) {
   const DataConfig& d = config.data;
   DataOptions options;
@@ -275,9 +280,8 @@ PipelineOptions pipeline_options(const Config& config) {
   options.offload = config.chunk.offload == Offload::host;
   PipelineCosts& costs = options.costs;
   costs.token_s = stated.forward_token_s;
-  const bool whole = config.is_set(&Config::costs, &CostsConfig::forward_pair_s) ||
-                     config.is_set(&Config::costs, &CostsConfig::forward_token_s);
-  costs.pair_s = whole ? stated.forward_pair_s : costs.token_s * pair_cost_tokens(model);
+  costs.pair_s =
+      states_times(config) ? stated.forward_pair_s : costs.token_s * pair_cost_tokens(model);
   costs.micro_batch_s = stated.forward_micro_batch_s;
   costs.backward_over_forward = stated.backward_over_forward;
   costs.weight_share = weight_share(model);

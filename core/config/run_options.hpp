@@ -32,6 +32,9 @@ bool trains_pairs(const Config& config);
 /// Whether budgets are tuned (dst.enabled) or samples weighed (batching.method = "sab") by
 /// predicted latency, which needs a profile table or stated costs.
 bool predicts_latency(const Config& config);
+/// Whether block costs says what a token or a pair takes: plans are timed by it then, and by the
+/// block's other times beside them.
+bool states_times(const Config& config);
 /// Block data, and what it needs of others.
 DataOptions data_options(const Config& config);
 /// Short samples first, up to the first packing group's length where block curriculum states none.

@@ -30,7 +30,7 @@ StatedTimes stated_times(const Config& config, std::shared_ptr<const PatternWork
   times.kv_heads = config.model.kv_heads;
   times.block_tokens = budget_block_tokens(config);
   times.pattern = std::move(pattern);
-  times.given = config.is_set(&Config::costs);
+  times.given = states_times(config);
   return times;
 }
 
@@ -88,7 +88,7 @@ WorkShape work_shape(const Config& config, std::shared_ptr<const PatternWork> pa
 
 std::shared_ptr<const Costs> stated_costs(const Config& config,
                                           std::shared_ptr<const PatternWork> pattern) {
-  if (config.is_set(&Config::costs) || config.model.layers == 0)
+  if (states_times(config) || config.model.layers == 0)
     return std::make_shared<StatedCosts>(stated_times(config, std::move(pattern)));
   const DeviceKind kind =
       config.run.backend == Backend::cuda ? DeviceKind::h200 : DeviceKind::host_core;

@@ -223,7 +223,7 @@ class Allowed {
 
 /// Costs of a stage, for other stages than the deck's.
 void scale_stated_costs(const Config& base, Config& changed) {
-  if (!base.profile.table.empty() || !base.is_set(&Config::costs)) return;
+  if (!base.profile.table.empty() || !states_times(base)) return;
   if (base.mesh.pp == changed.mesh.pp) return;
   const double times = static_cast<double>(base.mesh.pp) / changed.mesh.pp;
   const PipelineCosts stage = pipeline_options(base).costs;

@@ -308,6 +308,20 @@ TEST(DeckRules, WhatNoExecutorRunsIsRefusedWhereRanksRunIt) {
   EXPECT_EQ(deck_problems(deck, {.executes = false}), std::vector{list[0]});
 }
 
+TEST(DeckRules, TimesThatBuiltInRatesWouldLeaveUnreadAreRefused) {
+  for (const char* key : {"exchange_token_s", "ring_hop_token_s", "forward_micro_batch_s",
+                          "stage_hop_token_s", "backward_over_forward"}) {
+    Deck deck = sound();
+    deck.set(std::string("costs.") + key, 1e-6, "deck.toml:9");
+    const auto list = deck_problems(deck);
+    ASSERT_EQ(list.size(), 1u) << key;
+    EXPECT_TRUE(list[0].starts_with(fmt::format("deck.toml:9: costs.{} has no effect", key)))
+        << list[0];
+    deck.set("costs.forward_pair_s", 1e-9, "deck.toml:10");
+    EXPECT_TRUE(deck_problems(deck).empty()) << key;
+  }
+}
+
 TEST(DeckRules, ACustomModelStatesItsWholeShape) {
   Deck deck;
   deck.file = "deck.toml";

@@ -196,6 +196,26 @@ TEST(RunOptions, AdaptersAndHalfMomentsAreWhatPlansReduceAndTime) {
   EXPECT_EQ(work_shape(config, nullptr).moment_bytes, 2);
 }
 
+// Times of a ring's passes are for tables of rings; plans of a model go by what a token or a pair
+// takes.
+TEST(RunOptions, CostsAreStatedWhereATokenOrAPairIs) {
+  const auto source = [](const char* key, bool model) {
+    Deck deck;
+    if (model) deck.set("model.preset", std::string("qwen2.5-0.5b"), "deck.toml:1");
+    if (*key) deck.set(key, 1e-6, "deck.toml:2");
+    const Config config = deck.config();
+    const std::string name = stated_costs(config, nullptr)->source();
+    EXPECT_EQ(states_times(config), name == "stated costs") << key;
+    return name;
+  };
+  for (const char* key : {"costs.forward_token_s", "costs.forward_pair_s"})
+    for (const bool model : {false, true}) EXPECT_EQ(source(key, model), "stated costs") << key;
+  for (const char* key : {"", "costs.forward_compute_ms", "costs.backward_inner_hop_ms"}) {
+    EXPECT_EQ(source(key, true), "built-in rates of a host core") << key;
+    EXPECT_EQ(source(key, false), "no costs stated: 1 us a token") << key;
+  }
+}
+
 TEST(RunOptions, GroupsOfAnotherMethodCutNoSamples) {
   Config config;
   config.batching.groups = {64, 256};
