@@ -12,6 +12,7 @@
 #include "ballast_version.hpp"
 #include "core/base/nearest_name.hpp"
 #include "core/config/combinations.hpp"
+#include "core/config/deck_notes.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/context/mesh_shape.hpp"
@@ -287,10 +288,10 @@ Config CommandLine::config(const Communicator& world, DeckNeeds needs) const {
   return result;
 }
 
-void note_without_effect(std::span<const Config> cases) {
+void tell_deck_notes(std::span<const Config> cases) {
   std::map<Key, std::size_t> counts;
   for (const Config& config : cases)
-    for (const Problem& note : without_effect(config))
+    for (const Problem& note : deck_notes(config))
       if (++counts[note.keys.front()] == cases.size())
         fmt::print(stderr, "note: {}\n", note.message());
 }
