@@ -1,6 +1,7 @@
 // Notes on what a deck states and a run does not do: told wherever it is stated, and only then.
 #include <gtest/gtest.h>
 
+#include "core/base/decimal.hpp"
 #include "core/config/deck.hpp"
 #include "core/config/deck_notes.hpp"
 
@@ -71,6 +72,13 @@ TEST(DeckNotes, APrecisionThatIsNotComputedIn) {
   EXPECT_EQ(precision_note(config_of({{"run.backend", S("cuda")}}), DType::bf16), "")
       << "nobody asked for it";
   EXPECT_EQ(precision_note(config_of({{"run.precision", S("bf16")}}), DType::bf16), "");
+}
+
+TEST(Decimal, NumbersAsDecksWriteThem) {
+  for (const char* text : {"0", "7", "10", "-3", "+12", "9223372036854775807"})
+    EXPECT_TRUE(is_decimal(text)) << text;
+  for (const char* text : {"", "-", "010", "00", "-01", "0x10", "1e3", "1.0", " 1", "1 ", "ten"})
+    EXPECT_FALSE(is_decimal(text)) << text;
 }
 
 }  // namespace
