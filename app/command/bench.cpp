@@ -55,7 +55,7 @@ std::vector<BenchCase> cases_of(const Benchmark& benchmark, const CommandLine& l
   std::vector<BenchCase> cases;
   const std::vector<Config> configs =
       deck_line.configs({.model = true, .data = runs, .executes = runs});
-  if (runs && Communicator::world().rank() == 0) note_without_effect(configs);
+  if (runs && Communicator::world().rank() == 0) tell_deck_notes(configs);
   for (const Config& config : configs) {
     const ModelShape model = model_shape(config);
     const std::string layout = name(RunOptions::from(config).sequence_layout(1 << 20).kind());

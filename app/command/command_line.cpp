@@ -10,8 +10,10 @@
 
 #include "app/plan/stored_groups.hpp"
 #include "ballast_version.hpp"
+#include "core/base/decimal.hpp"
 #include "core/base/nearest_name.hpp"
 #include "core/config/combinations.hpp"
+#include "core/config/deck_notes.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/context/mesh_shape.hpp"
@@ -68,9 +70,19 @@ std::string finite_problem(const std::string& text) {
   return std::isfinite(std::atof(text.c_str())) ? "" : "must be a finite number";
 }
 
+/// An option that is a whole number.  CLI11 alone would read 010 as octal and take 0x10.
+CLI::Option* add_count(CLI::App& sub, const char* option, std::int64_t& value, std::int64_t least,
+                       std::int64_t most, const char* meaning) {
+  return sub.add_option(option, value, meaning)
+      ->check([](const std::string& text) {
+        return is_decimal(text) ? "" : "must be a whole number without leading zeros";
+      })
+      ->check(CLI::Range(least, most));
+}
+
 void add_tune_options(CLI::App& sub, TuneLine& tune) {
-  sub.add_option("--ranks", tune.ranks, "ranks to plan for (default: those of the deck's mesh)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
+  add_count(sub, "--ranks", tune.ranks, 1, std::int64_t{1} << 20,
+            "ranks to plan for (default: those of the deck's mesh)");
   sub.add_option("--memory", tune.memory_gib, "GiB of a rank (default: no limit)")
       ->check(CLI::PositiveNumber)
       ->check(finite_problem);
@@ -80,22 +92,20 @@ void add_tune_options(CLI::App& sub, TuneLine& tune) {
          "and 1; budgets that reach it are searched (default: the deck's budget stays)")
       ->check(CLI::Range(0.0, 1.0))
       ->check(finite_problem);
-  sub.add_option("--steps", tune.steps, "steps that the best plans are simulated over")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 10))
+  add_count(sub, "--steps", tune.steps, 1, std::int64_t{1} << 10,
+            "steps that the best plans are simulated over")
       ->capture_default_str();
-  sub.add_option("--list", tune.list, "plans to list")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 10))
+  add_count(sub, "--list", tune.list, 1, std::int64_t{1} << 10, "plans to list")
       ->capture_default_str();
-  sub.add_option("--trials", tune.trials,
-                 "plans to simulate at most (default: what half a minute of two cores allows)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
+  add_count(sub, "--trials", tune.trials, 1, std::int64_t{1} << 30,
+            "plans to simulate at most (default: what half a minute of two cores allows)");
   sub.add_option("--write", tune.write, "file for the deck of the best plan");
   sub.add_flag("--overwrite", tune.overwrite, "--write may replace a file");
 }
 
 void add_check_options(CLI::App& sub, CommandLine& line) {
-  sub.add_option("--steps", line.steps, "steps that are simulated, for the twin and --trace")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+  add_count(sub, "--steps", line.steps, 1, std::int64_t{1} << 20,
+            "steps that are simulated, for the twin and --trace")
       ->capture_default_str();
   sub.add_option("--trace", line.trace,
                  "new run folder for the trace of every rank as simulated, for ballast-report");
@@ -160,8 +170,8 @@ void add_options(CLI::App& sub, const std::string& command, CommandLine& line,
                  "set balanced, packed, hbp, longalign and, planned alone, the placements of other "
                  "systems side by side on the deck's samples, timed by one clock");
   if (command == "check" || command == "pack" || command == "plan")
-    sub.add_option("--plans", line.plans, "steps whose whole plans the twin holds")
-        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+    add_count(sub, "--plans", line.plans, 0, std::int64_t{1} << 20,
+              "steps whose whole plans the twin holds")
         ->capture_default_str();
 }
 
@@ -287,10 +297,10 @@ Config CommandLine::config(const Communicator& world, DeckNeeds needs) const {
   return result;
 }
 
-void note_without_effect(std::span<const Config> cases) {
+void tell_deck_notes(std::span<const Config> cases) {
   std::map<Key, std::size_t> counts;
   for (const Config& config : cases)
-    for (const Problem& note : without_effect(config))
+    for (const Problem& note : deck_notes(config))
       if (++counts[note.keys.front()] == cases.size())
         fmt::print(stderr, "note: {}\n", note.message());
 }

@@ -54,8 +54,8 @@ struct CommandLine {
   std::string output_folder(const Config& config) const;
 };
 
-/// Notes on the standard error about overrides that change nothing in any of the cases.
-void note_without_effect(std::span<const Config> cases);
+/// Notes on the standard error about keys that change nothing in any of the cases.
+void tell_deck_notes(std::span<const Config> cases);
 
 /// One subcommand.  `ranks`: MPI and Kokkos are up when it runs; otherwise it is a plain process.
 struct Command {

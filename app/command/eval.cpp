@@ -31,7 +31,7 @@ int eval_command(const CommandLine& line) {
   const Config config = line.config(world);
   Config evaluates = config;
   evaluates.eval.every_steps = 1;  // keys of evaluations are read here
-  if (world.rank() == 0) note_without_effect({&evaluates, 1});
+  if (world.rank() == 0) tell_deck_notes({&evaluates, 1});
   Session session(world, config);
   const std::string& weights = config.model.weights;
   check_all(world, !line.restart.empty() || !weights.empty(),

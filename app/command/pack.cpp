@@ -429,7 +429,7 @@ int compare(const Config& config, const CommandLine& line) {
 int pack_command(const CommandLine& line) {
   const std::vector<Config> configs =
       line.configs({.model = false, .data = true, .executes = false});
-  note_without_effect(configs);
+  tell_deck_notes(configs);
   if (line.compare) {
     require(configs.size() == 1,
             "--compare sets one deck's placements side by side; choose one of "

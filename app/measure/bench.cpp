@@ -4,7 +4,9 @@
 #include <charconv>
 #include <chrono>
 #include <limits>
+#include <type_traits>
 
+#include "core/base/decimal.hpp"
 #include "core/base/nearest_name.hpp"
 #include "core/base/precision.hpp"
 #include "parallel/comm/comm.hpp"
@@ -53,8 +55,9 @@ template <class T>
 T number(const std::string& key, const std::string& text, const char* what) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(error == std::errc{} && end == text.data() + text.size(), "bench setting {}={} is not {}",
-          key, text, what);
+  const bool written_so = std::is_floating_point_v<T> || is_decimal(text);
+  require(error == std::errc{} && end == text.data() + text.size() && written_so,
+          "bench setting {}={} is not {}", key, text, what);
   return value;
 }
 }  // namespace

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "app/plan/deck_profile.hpp"
 #include "app/plan/drift_sample.hpp"
@@ -16,6 +18,7 @@
 #include "core/model/parameter_table.hpp"
 #include "io/data/dataset.hpp"
 #include "io/model/huggingface.hpp"
+#include "io/model/safetensors.hpp"
 #include "io/profile/head_table.hpp"
 #include "io/trace/recorded_indexes.hpp"
 
@@ -69,6 +72,31 @@ void refuse_without_loss(const Dataset& data) {
       data.description(), loss_share_text(data));
 }
 
+std::string weights_note(const Config& config) {
+  if (config.model.weights.empty()) return "";
+  const std::string file = config.model.weights + "/config.json", key = "attention_dropout";
+  std::ifstream stream(file);
+  const auto stated = nlohmann::json::parse(stream, nullptr, false);
+  if (!stated.is_object() || !stated.contains(key) || !stated[key].is_number() || stated[key] == 0)
+    return "";
+  return fmt::format("{}: {} = {}: training goes without dropout", file, key, stated[key].dump());
+}
+
+void refuse_gradient_file(const Config& config) {
+  const std::string &file = config.run.dump_gradients, &weights = config.model.weights;
+  if (file.empty()) return;
+  std::error_code error;
+  require(weights.empty() || !std::filesystem::equivalent(
+                                 std::filesystem::absolute(file).parent_path(), weights, error),
+          "run.dump_gradients = \"{}\" lies in the folder of model.weights; choose another one",
+          file);
+  try {
+    check_safetensors_target(file);
+  } catch (const Error& error) {
+    fail("run.dump_gradients = \"{}\": {}", file, error.what());
+  }
+}
+
 bool goes_by_head(const Config& config) {
   return config.attention.pattern == PatternKind::by_head &&
          config.attention.index == IndexOrigin::pattern && config.model.layers > 0;
@@ -103,6 +131,28 @@ void read_first_tokens(const Dataset& data) {
     left -= std::ssize(tokens);
   }
 }
+/// No element is read, but every name and shape.
+void open_weights(const Config& config) {
+  const std::string& folder = config.model.weights;
+  require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder", folder);
+  ModelShape plain = model_shape(config);
+  plain.lora = {};
+  Tensor none = Tensor::empty({0}, DType::f32, host_device(), MemoryCategory::workspace);
+  read_huggingface_weights(folder, parameter_table(plain, {0}), 0, 0, none);
+}
+
+/// The run folder, which `train` makes, may be meant: any can be named there (-d).
+std::string gradient_folder_note(const Config& config) {
+  const std::string& file = config.run.dump_gradients;
+  std::error_code ignored;
+  const auto folder = std::filesystem::absolute(file, ignored).parent_path();
+  if (file.empty() || std::filesystem::exists(folder, ignored)) return "";
+  return fmt::format(
+      "run.dump_gradients = \"{}\": there is no folder {}; `train` stops unless that is its run "
+      "folder",
+      file, folder.string());
+}
+
 bool has_ids(const DataOptions& options) {
   return options.source == DataSource::megatron || options.source == DataSource::hdf5;
 }
@@ -139,16 +189,11 @@ OpenedFiles open_files_of(const Config& config) {
         refuse_prompts_beyond_groups(
             config, prompt_lengths(config, sample_prompts(config, *data, sampler)));
     });
-  if (const std::string& folder = config.model.weights; !folder.empty())
-    attempt([&] {
-      require(std::filesystem::is_directory(folder), "model.weights = \"{}\": no such folder",
-              folder);
-      ModelShape plain = model_shape(config);
-      plain.lora = {};
-      Tensor none = Tensor::empty({0}, DType::f32, host_device(), MemoryCategory::workspace);
-      // No element, but every name and shape.
-      read_huggingface_weights(folder, parameter_table(plain, {0}), 0, 0, none);
-    });
+  if (!config.model.weights.empty()) attempt([&] { open_weights(config); });
+  const std::string folder_note = gradient_folder_note(config);
+  if (folder_note.empty()) attempt([&] { refuse_gradient_file(config); });
+  for (const std::string& note : {weights_note(config), folder_note})
+    if (!note.empty()) found.notes.push_back(note);
   if (goes_by_head(config)) attempt([&] { found.heads = head_table(config); });
   // Other runs go on without predictions where a table cannot be read.
   const bool placed = config.batching.method == Batching::balanced;
@@ -162,9 +207,10 @@ OpenedFiles open_files_of(const Config& config) {
   if (trains_pairs(config) && !config.dpo.reference_free)
     attempt([&] {
       need_reference(config);
-      if (found.problems.empty())  // it is compared with the data and the model
-        found.note =
-            read_reference(config, model_shape(config), *open_dataset(data_options(config))).note;
+      if (!found.problems.empty()) return;  // it is compared with the data and the model
+      const std::string note =
+          read_reference(config, model_shape(config), *open_dataset(data_options(config))).note;
+      if (!note.empty()) found.notes.push_back(note);
     });
   return found;
 }

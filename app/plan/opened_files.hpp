@@ -18,7 +18,7 @@ struct OpenedFiles {
   SampleLength longest;   ///< sample; of 0 tokens where not known
   double loss_share = 0;  ///< of the tokens of the first samples
   std::shared_ptr<const HeadTable> heads;  ///< of attention.pattern = "by_head"; null: not read
-  std::string note;                        ///< ReferenceValues::note
+  std::vector<std::string> notes;          ///< ReferenceValues::note, weights_note()
   std::vector<std::string> problems;       ///< what `train` would stop at
 };
 
@@ -26,9 +26,16 @@ struct OpenedFiles {
 /// (where placement, SAB or DST need it) name, as `train` does: every file and tensor must be there
 /// and fit the model.  Ids are read of the first samples, kReadTokens of them; values of weights
 /// are not.  dpo.reference must be there; where all else is sound, it is compared, with all values
-/// of the weights.
+/// of the weights.  run.dump_gradients must be a file that can be written.
 inline constexpr std::int64_t kReadTokens = std::int64_t{1} << 26;
 OpenedFiles open_files_of(const Config& config);
+
+/// What config.json of model.weights states and training does without, or "".
+std::string weights_note(const Config& config);
+
+/// Whether run.dump_gradients ("": nothing to write) can be written without replacing anything but
+/// gradients.  Errors name what it would replace, or why not.
+void refuse_gradient_file(const Config& config);
 
 /// Whether layers choose by the table that attention.heads names.
 bool goes_by_head(const Config& config);

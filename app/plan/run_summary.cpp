@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "app/plan/planned_run.hpp"
-#include "core/config/deck_schema.hpp"
+#include "core/config/deck_notes.hpp"
 #include "core/model/parameter_table.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/batch_plan.hpp"
@@ -258,8 +258,10 @@ CheckFacts CheckFacts::of(const Config& config, OpenedFiles files) {
   if (config.recompute.mode != Recompute::none && config.recompute.layers >= 0)
     f.recompute += fmt::format(" in the first {} layers of a stage", config.recompute.layers);
   const MeshShape& mesh = f.options.mesh;
-  for (const Problem& note : without_effect(config)) f.notes.push_back(note.message());
-  if (!f.files.note.empty()) f.notes.push_back(f.files.note);
+  for (const Problem& note : deck_notes(config)) f.notes.push_back(note.message());
+  if (const std::string note = precision_note(config, f.type); !note.empty())
+    f.notes.push_back(note);
+  f.notes.insert(f.notes.end(), f.files.notes.begin(), f.files.notes.end());
   LargestMicroBatch largest = largest_micro_batch(config, f);
 
   f.shards = shard_facts(f.options, f.micro_batch_tokens, f.notes);

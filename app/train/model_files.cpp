@@ -104,23 +104,6 @@ void load_weights(Session& session, ShardedOptimizer& optimizer) {
   optimizer.values_from_master();
 }
 
-void check_gradient_file(const std::string& file, const std::string& weights,
-                         const Communicator& world) {
-  together(world, [&] {
-    if (world.rank() != 0 || file.empty()) return;
-    std::error_code error;
-    require(weights.empty() || !std::filesystem::equivalent(
-                                   std::filesystem::absolute(file).parent_path(), weights, error),
-            "run.dump_gradients = \"{}\" lies in the folder of model.weights; choose another one",
-            file);
-    try {
-      check_safetensors_target(file);
-    } catch (const Error& error) {
-      fail("run.dump_gradients = \"{}\": {}", file, error.what());
-    }
-  });
-}
-
 void dump_gradients(const std::string& file, Session& session, ShardedOptimizer& optimizer) {
   const Mesh& mesh = session.mesh;
   const auto table = session.table();

@@ -19,11 +19,6 @@ void load_base(Session& session);
 /// name.
 void load_weights(Session& session, ShardedOptimizer& optimizer);
 
-/// Whether dump_gradients() will be able to write `file` ("": nothing to write) without replacing
-/// something else than gradients.  Collective.  Errors, on every rank: it will not.
-void check_gradient_file(const std::string& file, const std::string& weights,
-                         const Communicator& world);
-
 /// Writes the reduced gradients of the whole model to one safetensors file, F32, under the
 /// parameters' names; rank 0 writes.  Collective; between reduce_gradients() and the next
 /// begin_step().  Errors, on every rank: a file that cannot be written.

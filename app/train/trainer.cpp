@@ -9,9 +9,11 @@
 #include "app/observe/peak_rate.hpp"
 #include "app/plan/drift_sample.hpp"
 #include "app/plan/expected_balance.hpp"
+#include "app/plan/opened_files.hpp"
 #include "app/train/model_files.hpp"
 #include "app/train/pair_reference.hpp"
 #include "ballast_version.hpp"
+#include "core/config/deck_notes.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
@@ -48,9 +50,10 @@ Trainer::Trainer(const TrainOptions& options, const Communicator& world, const C
 }
 
 void Trainer::prepare(const Communicator& world, const Config& config) {
-  check_gradient_file(gradient_file_, config.model.weights, world);
-  together(world,
-           [&] { refuse_missing_drift_sample(config, *session_.dataset, session_.sampler); });
+  together(world, [&] {
+    if (world.rank() == 0) refuse_gradient_file(config);
+    refuse_missing_drift_sample(config, *session_.dataset, session_.sampler);
+  });
   optimizer_.reset_master_from_values();
   load_base(session_);
   Restored restored;
@@ -140,12 +143,33 @@ void Trainer::open_sinks() {
     });
 }
 
+void Trainer::write_model(const Restored& restored) {
+  const Config& config = session_.config;
+  log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset,
+                           session_.options.model.parameters(), name(session_.parameters.dtype())));
+  if (const std::string note = precision_note(config, session_.parameters.dtype()); !note.empty())
+    log_.comment("warning: " + note);
+  if (session_.parameters.frozen_numel() > 0) {
+    const LoraOptions& lora = session_.options.model.lora;
+    std::vector<std::string> projections;
+    for (const Projection p : lora.projections) projections.emplace_back(name(p));
+    log_.comment(fmt::format("adapters of rank {} on {}: {} parameters are trained, {} are frozen",
+                             lora.rank, fmt::join(projections, ", "),
+                             session_.parameters.trainable_numel(),
+                             session_.parameters.frozen_numel()));
+  }
+  if (restored.path.empty() && !config.model.weights.empty())
+    log_.comment("starts from the weights in " + config.model.weights);
+  const std::string note = session_.mesh.world.rank() == 0 ? weights_note(config) : "";
+  if (!note.empty()) log_.comment("note: " + note);
+}
+
 void Trainer::write_header(const Restored& restored, const std::vector<std::string>& table_notes) {
   const Config& config = session_.config;
   log_.comment(fmt::format("ballast {} ({})", version(), git_hash()));
   log_.comment(fmt::format("deck {}{}", config.from.file,
                            config.from.case_name.empty() ? "" : ", case " + config.from.case_name));
-  for (const Problem& note : without_effect(config)) log_.comment("note: " + note.message());
+  for (const Problem& note : deck_notes(config)) log_.comment("note: " + note.message());
   const Mesh& mesh = session_.mesh;
   const auto devices = mesh.world.all_gather(session_.device.description());
   for (std::size_t r = 0; r < mesh.table.size(); ++r)
@@ -158,19 +182,7 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
       log_.comment((session_.config.profile.table.empty() ? "note: " : "profile: ") + note);
   for (const std::string& warning : mesh.warnings) log_.comment("warning: " + warning);
   if (!session_.backend.note.empty()) log_.comment(session_.backend.note);
-  log_.comment(fmt::format("model {}: {} parameters, {}", session_.options.model.preset,
-                           session_.options.model.parameters(), name(session_.parameters.dtype())));
-  if (session_.parameters.frozen_numel() > 0) {
-    const LoraOptions& lora = session_.options.model.lora;
-    std::vector<std::string> projections;
-    for (const Projection p : lora.projections) projections.emplace_back(name(p));
-    log_.comment(fmt::format("adapters of rank {} on {}: {} parameters are trained, {} are frozen",
-                             lora.rank, fmt::join(projections, ", "),
-                             session_.parameters.trainable_numel(),
-                             session_.parameters.frozen_numel()));
-  }
-  if (restored.path.empty() && !config.model.weights.empty())
-    log_.comment("starts from the weights in " + config.model.weights);
+  write_model(restored);
   log_.comment(fmt::format("data {}: {} training samples, {} held out; {}",
                            session_.dataset->description(), session_.sampler.training_samples(),
                            session_.sampler.validation().size(),

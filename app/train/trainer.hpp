@@ -54,6 +54,8 @@ class Trainer {
   void open_trace();
   void open_sinks();
   void write_header(const Restored& restored, const std::vector<std::string>& table_notes);
+  /// Its part on the model and the weights that training begins with.
+  void write_model(const Restored& restored);
   void step();
   /// Comments on what balance is expected of the session's first step.
   void tell_balance(const StepPlan& plan);

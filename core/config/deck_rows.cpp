@@ -390,9 +390,9 @@ void profile_rows(Schema& schema) {
   profile.key("lengths", &ProfileConfig::lengths, "tokens", between(1, kTokens),
               "lengths to measure, ascending, multiples of 64 with a sparse attention.pattern; "
               "empty: 256 to 2048, on a GPU 1024 to 65536");
-  profile.key(
-      "prefixes", &ProfileConfig::prefixes, "tokens", between(64, kTokens),
-      "stored keys before a chunk to measure, ascending multiples of 64; 0 is always measured");
+  profile.key("prefixes", &ProfileConfig::prefixes, "tokens", between(64, kTokens),
+              "stored keys before a chunk to measure, ascending, multiples of 64 with a sparse "
+              "attention.pattern; 0 is always measured");
   profile.key(
       "budgets", &ProfileConfig::budgets, "blocks", between(1, 1 << 20),
       "budgets of attention.pattern (moba, vertical_slash) to measure beside dense attention, by "

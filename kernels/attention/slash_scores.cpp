@@ -172,13 +172,12 @@ class HostSlashScores final : public SlashScores {
 
   std::vector<AttentionWork> build(int q_heads, int, std::optional<std::int64_t> budget,
                                    SlashCounts& counts) override {
-    const std::vector<VerticalSlash> handed_in = std::exchange(counts.carried, {});
+    const std::vector<HeadChoice> handed_in = std::exchange(counts.carried, {});
     std::vector<SlashStretch> stretches =
         make_stretches(q_heads, counts, [&](std::size_t w, int h) {
           const SlashWindow& window = setup_.windows[w];
-          return window.whole || window.observed()
-                     ? choose(w, h, q_heads, budget)
-                     : HeadChoice{handed_in.at(static_cast<std::size_t>(h)), 0};
+          return window.whole || window.observed() ? choose(w, h, q_heads, budget)
+                                                   : handed_in.at(static_cast<std::size_t>(h));
         });
     return cut_calls(std::move(stretches), nullptr, counts);
   }
@@ -256,7 +255,7 @@ class HostSlashScores final : public SlashScores {
   }
 
   /// The choice of every window and head, counted; that of a window without queries is for
-  /// counts.carried.
+  /// counts.carried, and counts where its queries are.
   template <class Choose>
   std::vector<SlashStretch> make_stretches(int q_heads, SlashCounts& counts, Choose&& choose) {
     const std::size_t windows = setup_.windows.size();
@@ -273,19 +272,23 @@ class HostSlashScores final : public SlashScores {
                            (window.begin - before) / kBlock,
                            setup_.options.causal() && !window.whole,
                            {}};
-      for (int h = 0; h < q_heads && axis().count[window.segment] > 0; ++h) {
-        HeadChoice choice = choose(w, h);
-        const std::size_t i = static_cast<std::size_t>(h) * windows + w;
+      std::vector<HeadChoice> choices;
+      for (int h = 0; h < q_heads && axis().count[window.segment] > 0; ++h)
+        choices.push_back(choose(w, h));
+      if (window.queries() == 0 && !window.whole) {
+        counts.carried = std::move(choices);
+        continue;
+      }
+      for (std::size_t h = 0; h < choices.size(); ++h) {
+        HeadChoice& choice = choices[h];
+        const std::size_t i = h * windows + w;
         counts.slashes[i] = static_cast<std::int32_t>(choice.head.slashes.size());
         counts.columns[i] = static_cast<std::int32_t>(choice.head.columns.size());
         counts.cut[i] = static_cast<std::int32_t>(choice.overflow);
         counts.cut_mass[i] = choice.overflow_mass;
         stretch.heads.push_back(std::move(choice.head));
       }
-      if (window.queries() > 0 || window.whole)
-        stretches.push_back(std::move(stretch));
-      else
-        counts.carried = std::move(stretch.heads);
+      stretches.push_back(std::move(stretch));
     }
     return stretches;
   }

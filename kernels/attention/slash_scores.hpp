@@ -41,9 +41,9 @@ struct SlashSetup {
 /// What was chosen, per head and window [heads][windows].
 struct SlashCounts {
   std::vector<std::int32_t> slashes, columns;
-  std::vector<std::int32_t> cut;       ///< slashes and columns that the caps left out
-  std::vector<double> cut_mass;        ///< HeadChoice::overflow_mass
-  std::vector<VerticalSlash> carried;  ///< [heads] of the window without queries; on the host alone
+  std::vector<std::int32_t> cut;    ///< slashes and columns that the caps left out
+  std::vector<double> cut_mass;     ///< HeadChoice::overflow_mass
+  std::vector<HeadChoice> carried;  ///< [heads] of the window without queries; on the host alone
   /// Filled where `keeps_chosen` is set beforehand (on the host always).
   std::vector<SlashStretch> chosen;
   bool keeps_chosen = false;

@@ -43,6 +43,13 @@ class Bench(RunCase):
         )["kept"]
         self.assertTrue(0.2 < kept < 0.35, kept)
 
+    def test_numbers_with_leading_zeros_are_refused_as_in_decks(self):
+        for setting in ("repeats=010", "seed=00"):
+            found = self.refused(1, "gemm", setting)
+            self.assertIn(f"bench setting {setting} is not", found)
+        step = self.refused(1, "step", self.deck(), "run.steps=010")
+        self.assertIn("run.steps", step)
+
     def test_ring_flat_and_hierarchical(self):
         for ranks, settings in (
             (1, []),

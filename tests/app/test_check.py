@@ -36,6 +36,10 @@ class CommandLine(RunCase):
             (("train", "d.toml", "-t", "00:99:00"), "HH:MM:SS"),
             (("train", "d.toml", "-r"), "-r"),
             (("tune", "d.toml", "--memory", "nan"), "finite"),
+            (("check", "d.toml", "--steps", "010"), "without leading zeros"),
+            (("check", "d.toml", "--plans", "0x10"), "without leading zeros"),
+            (("tune", "d.toml", "--ranks", "08"), "without leading zeros"),
+            (("tune", "d.toml", "--trials", "-3"), "--trials"),
             (("--help", "deck", "msh"), "did you mean mesh?"),
         ]:
             done = self.ballast(*arguments, status=2)
@@ -312,6 +316,21 @@ class Check(RunCase):
         for case, count in ([], 0), (["--case", "packed"], 1):
             packed = self.run_ballast(1, "pack", cases, "chunk.k=2", *case)
             self.assertEqual(packed.stderr.count(note), count)
+
+    def test_commands_tell_keys_of_a_deck_that_others_take_the_place_of(self):
+        deck = self.deck()
+        with open(deck, "a") as write:
+            write.write('[attention]\npattern = "moba"\nselection = "causal"\n')
+        note = 'attention.selection = "causal" has no effect with attention.pattern = "moba"'
+        self.assertEqual(self.run_ballast(1, "check", deck).stdout.count("note: " + note), 1)
+        self.assertEqual(self.run_ballast(1, "pack", deck).stderr.count("note: " + note), 1)
+        done = self.run_ballast(2, "train", deck, "run.steps=1", "-d", self.out("told"))
+        self.assertEqual(done.stdout.count("note: " + note), 1)
+        cuda = ["run.backend=cuda", "model.head_dim=64"]
+        told = 'note: run.precision = "fp32" is for the host'
+        self.assertNotIn(told, self.run_ballast(1, "check", deck, *cuda).stdout)
+        cuda.append("run.precision=fp32")
+        self.assertIn(told, self.run_ballast(1, "check", deck, *cuda).stdout)
 
     def test_memory_counts_chunks_of_samples_that_no_group_holds(self):
         with open(os.path.join(self.data, "long.txt"), "w") as f:

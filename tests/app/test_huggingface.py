@@ -306,6 +306,32 @@ class FromHuggingFace(RunCase):
         self.assertIn("nowhere/config.json", done.stderr)
         self.assertIn("1 problem", done.stderr)
 
+    def test_dropout_that_training_goes_without_is_told(self):
+        folder = self.copy_of("qwen2")
+        file = os.path.join(folder, "config.json")
+        for rate in (0.0, 0.25):
+            with open(file) as f:
+                config = json.load(f)
+            with open(file, "w") as f:
+                json.dump({**config, "attention_dropout": rate}, f)
+            deck = self.finetune("qwen2", folder)
+            note = f"note: {file}: attention_dropout = {rate}: training goes without dropout"
+            run = self.out(f"rate-{rate}")
+            for text in (
+                self.check(deck).stdout,
+                self.run_ballast(1, "train", deck, "-d", run).stdout,
+            ):
+                self.assertEqual(text.count("attention_dropout"), 1 if rate else 0)
+                self.assertEqual(text.count(note), 1 if rate else 0)
+
+    def test_initial_weights_that_the_folder_replaces_are_told(self):
+        deck = self.finetune("qwen2")
+        note = "note: model.initial_std = 0.5 has no effect with model.weights"
+        done = self.run_ballast(1, "train", deck, "-d", self.out("run"), "model.initial_std=0.5")
+        self.assertEqual(done.stdout.count(note), 1)
+        self.assertIn(note, self.check(deck, "model.initial_std=0.5").stdout)
+        self.assertNotIn("initial_std", self.check(deck).stdout)
+
     def test_folders_that_do_not_fit_are_refused_by_name(self):
         def refused(name, change, *texts, ranks=2):
             folder = self.copy_of(name)
@@ -434,6 +460,17 @@ class FromHuggingFace(RunCase):
             )
             self.assertIn(f'run.dump_gradients = "{target}"', done.stderr)
             self.assertIn("would be replaced", done.stderr)
+            checked = self.check(deck, "run.dump_gradients=" + target)
+            self.assertEqual(checked.returncode, 1, checked.stdout)
+            self.assertIn(f'run.dump_gradients = "{target}"', checked.stderr)
+        inside = os.path.join(REFERENCE, "qwen2", "gradients.safetensors")
+        checked = self.check(deck, "run.dump_gradients=" + inside)
+        self.assertIn("lies in the folder of model.weights", checked.stderr)
+        absent = self.check(deck, "run.dump_gradients=" + self.out("later/gradients"))
+        self.assertEqual(absent.returncode, 0, absent.stderr)
+        self.assertIn("there is no folder " + self.out("later"), absent.stdout)
+        self.assertEqual(self.check(deck, "run.dump_gradients=" + file).returncode, 0)
+        self.assertFalse(os.path.exists(file))
         with open(notes) as f:
             self.assertEqual(f.read(), "what somebody wrote by hand\n")
         # A run that was refused does not block its folder, and an earlier dump is replaced.

@@ -23,8 +23,8 @@ std::vector<MassItem> heaviest(std::vector<MassItem> items, std::int64_t count) 
   return items;
 }
 
-Selection top_share(std::vector<MassItem> items, std::int64_t total, double share,
-                    std::int64_t cap) {
+Selection top_share(std::vector<MassItem> items, std::int64_t total, double share, std::int64_t cap,
+                    std::int64_t given) {
   require(share > 0 && share <= 1, "a share of the attention mass must lie in (0, 1], not {}",
           share);
   std::sort(items.begin(), items.end(), heavier);
@@ -38,8 +38,11 @@ Selection top_share(std::vector<MassItem> items, std::int64_t total, double shar
   }
   Selection selection;
   const std::size_t kept = cap > 0 ? std::min(wanted, static_cast<std::size_t>(cap)) : wanted;
-  selection.overflow = static_cast<std::int64_t>(wanted - kept);
-  for (std::size_t i = kept; i < wanted; ++i) selection.overflow_mass += items[i].mass;
+  for (std::size_t i = kept; i < wanted; ++i)
+    if (items[i].index >= given) {
+      ++selection.overflow;
+      selection.overflow_mass += items[i].mass;
+    }
   for (std::size_t i = 0; i < kept; ++i) selection.chosen.push_back(items[i].index);
   std::sort(selection.chosen.begin(), selection.chosen.end());
   return selection;
@@ -64,10 +67,10 @@ void add_slashes(VerticalSlash& head, const std::vector<std::int64_t>& chosen) {
 HeadChoice choose_vertical_slash(const HeadMass& mass, const AttentionOptions& options) {
   HeadChoice choice;
   Selection slashes =
-      top_share(slash_items(mass), mass.total, options.slash_share, options.max_slashes);
+      top_share(slash_items(mass), mass.total, options.slash_share, options.max_slashes, 1);
   add_slashes(choice.head, slashes.chosen);
-  Selection columns =
-      top_share(mass.columns.at(0), mass.total, options.vertical_share, options.max_columns);
+  Selection columns = top_share(mass.columns.at(0), mass.total, options.vertical_share,
+                                options.max_columns, kBlock);
   choice.head.columns = std::move(columns.chosen);
   choice.overflow = slashes.overflow + columns.overflow;
   if (mass.total > 0)

@@ -24,15 +24,16 @@ struct MassItem {
 
 struct Selection {
   std::vector<std::int64_t> chosen;  ///< ascending
-  std::int64_t overflow = 0;         ///< elements that the share asked for and the cap left out
+  std::int64_t overflow = 0;         ///< elements that the share asked for and the cap leaves out
   std::int64_t overflow_mass = 0;    ///< theirs
 };
 
 /// The fewest elements whose mass reaches `share` of `total`: heaviest first, ties to the lower
 /// index, the one that crosses included; at most `cap` of them (0: no cap).  A share of 1 takes
-/// all, those without mass too.
-Selection top_share(std::vector<MassItem> items, std::int64_t total, double share,
-                    std::int64_t cap);
+/// all, those without mass too.  Elements below `given` are computed whatever is chosen: they count
+/// for share and cap, but a cap that drops one leaves nothing out.
+Selection top_share(std::vector<MassItem> items, std::int64_t total, double share, std::int64_t cap,
+                    std::int64_t given = 0);
 /// The `count` heaviest, likewise.
 std::vector<MassItem> heaviest(std::vector<MassItem> items, std::int64_t count);
 
@@ -45,15 +46,8 @@ struct HeadMass {
   std::vector<std::int64_t> query_block;  ///< [lists of columns] that block, where budgets buy
   std::int64_t total = 0;
 };
-struct HeadChoice {
-  VerticalSlash head;
-  std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
-  /// Share of the observed mass that lies on the columns, or on the slashes, that the caps left
-  /// out: the larger of the two, since a pair may lie on both.
-  double overflow_mass = 0;
-};
 /// Algorithm 1's choice of columns and slashes; the diagonal is always in (the sink block:
-/// vertical_slash_pattern).
+/// vertical_slash_pattern), so that no cap leaves it or the sink's columns out.
 HeadChoice choose_vertical_slash(const HeadMass& mass, const AttentionOptions& options);
 
 /// Pattern from a choice of whole pattern blocks of `block_tokens` keys (a multiple of 64) that

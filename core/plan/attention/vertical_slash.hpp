@@ -21,6 +21,15 @@ struct VerticalSlash {
   std::vector<std::int64_t> columns;  ///< ascending
 };
 
+/// What was chosen for a head, and what that left out.
+struct HeadChoice {
+  VerticalSlash head;
+  std::int64_t overflow = 0;  ///< columns and slashes that the caps left out
+  /// Share of the observed mass that lies on the columns, or on the slashes, that the caps left
+  /// out: the larger of the two, since a pair may lie on both.
+  double overflow_mass = 0;
+};
+
 /// The head that computes every causal pair.
 VerticalSlash dense_head(std::int64_t tokens);
 
@@ -43,9 +52,9 @@ struct ChosenBlocks {
   std::vector<char> heads;  ///< [stretches][heads] whether the head goes by them there
 };
 
-/// Heads of the choice made at the end of a dependent chunk, for the queries behind it, by layer
-/// and position: kept with the sample's keys and values.
-using SlashCarry = std::map<std::pair<int, std::int64_t>, std::vector<VerticalSlash>>;
+/// The choice of each head, made at the end of a dependent chunk, for the queries behind it, by
+/// layer and position: kept with the sample's keys and values.
+using SlashCarry = std::map<std::pair<int, std::int64_t>, std::vector<HeadChoice>>;
 
 /// Pattern of `queries` over the whole key axis.  Stretches ascend by segment and `first` and hold
 /// every query; all have the same number of heads.  `sink`: every query uses its segment's first

@@ -20,6 +20,31 @@ struct SelectParams {
   ListCuts cuts;
 };
 
+/// Whether entries are among `found`, of a list that is gone through from its start.
+struct Member {
+  Found found;
+  unsigned equal = 0;  ///< entries so far that equal the threshold
+  __device__ bool operator()(unsigned long long x) {
+    return x > found.threshold || (x == found.threshold && equal++ < found.ties);
+  }
+};
+
+/// What is `wanted` and not `kept`, but for entries of v that are computed in any case.
+__device__ Tally left_out(const std::int64_t* v, int given, const Found& wanted,
+                          const Found& kept) {
+  Tally cut = {wanted.sum - kept.sum, wanted.above + wanted.ties - kept.above - kept.ties};
+  if (cut.count == 0) return cut;
+  Member in_wanted{wanted}, in_kept{kept};
+  for (int i = 0; i < given; ++i) {
+    const unsigned long long x = v[i];
+    const bool asked = in_wanted(x), has = in_kept(x);
+    if (!asked || has) continue;
+    cut.sum -= x;
+    --cut.count;
+  }
+  return cut;
+}
+
 __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) {
   __shared__ Tally shared[kSteps];
   __shared__ unsigned warp_above[kWarps], warp_equal[kWarps];
@@ -50,10 +75,11 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
   const Whole all = add_list<kThreads>(v, n, shared);
   const unsigned long long target = everything ? ULLONG_MAX : target_of(share, all.sum);
   const int top = all.bits;
-  Found found = find<kThreads>(v, n, everything, target, stated ? most : INT_MAX, top, shared);
-  const unsigned wanted = found.above + found.ties;
-  const unsigned long long wanted_sum = found.sum;
-  if (wanted > most) found = find<kThreads>(v, n, everything, target, most, top, shared);
+  const Found wanted =
+      find<kThreads>(v, n, everything, target, stated ? most : INT_MAX, top, shared);
+  const Found found = wanted.above + wanted.ties > most
+                          ? find<kThreads>(v, n, everything, target, most, top, shared)
+                          : wanted;
   const unsigned long long threshold = found.threshold;
   const unsigned ties = found.ties;
 
@@ -101,9 +127,10 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const SelectParams p) 
   }
   if (threadIdx.x == kThreads - 1) {
     p.lists.counts[blockIdx.x] = static_cast<std::int32_t>(written);
-    p.cuts.count[blockIdx.x] = static_cast<std::int32_t>(wanted - found.above - found.ties);
-    p.cuts.share[blockIdx.x] = static_cast<float>(static_cast<double>(wanted_sum - found.sum) /
-                                                  static_cast<double>(max(all.sum, 1ull)));
+    const Tally cut = left_out(v, min(n, p.selection.given), wanted, found);
+    p.cuts.count[blockIdx.x] = static_cast<std::int32_t>(cut.count);
+    p.cuts.share[blockIdx.x] =
+        static_cast<float>(static_cast<double>(cut.sum) / static_cast<double>(max(all.sum, 1ull)));
   }
 }
 

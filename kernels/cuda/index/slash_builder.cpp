@@ -361,6 +361,8 @@ SlashBuilder::Lists SlashBuilder::choose(const Tensor& mass_in, int q_heads, con
     of_columns.most_of = most.data<std::int32_t>() + x.lists;
     of_columns.most = std::min(of_columns.most, capacity(budget * kBlock));
   }
+  of_slashes.given = 1;  // the diagonal, and below the sink's columns
+  of_columns.given = kBlock;
   x.most_slashes = of_slashes.most;
   x.most_columns = of_columns.most;
   check(select_heaviest(mass.data<std::int64_t>(), q_heads, any, of_slashes, x.slashes, x.cuts(0),

@@ -68,7 +68,8 @@ struct PatternLists {
   int width = 1;
 };
 
-/// What `most` left out of each list though the share asked for it, [heads, segments].
+/// What `most` leaves out of each list though the share asked for it, [heads, segments]; entries
+/// below Selection::given are never left out.
 struct ListCuts {
   std::int32_t* count = nullptr;  ///< entries
   float* share = nullptr;         ///< of the list's mass, that lies on them
@@ -83,6 +84,7 @@ struct Selection {
       false;  ///< entry 0 (the main diagonal) is in, whatever its mass, beside `most` others
   const std::int32_t* most_of = nullptr;  ///< [heads, segments] so many of each list in place of
                                           ///< share and most, where not null
+  int given = 0;                          ///< entries below it are computed whatever is chosen
 };
 /// For each head and segment the heaviest of values [heads, width * slots]; ties go to the lower
 /// entry.  Whole segments keep every entry when `first_always` (every slash), else none (no column

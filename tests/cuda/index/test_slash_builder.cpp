@@ -152,14 +152,14 @@ TEST_F(CudaSlash, MassIsThatOfTheReferenceAndTheSameOnAnyNumberOfShards) {
   }
 }
 
-/// What a cap left out: entries, and their share of the mass.
+/// What a cap leaves out: entries, and their share of the mass.
 struct Cut {
   std::int64_t count = 0;
   double share = 0;
 };
-/// The rule of select_heaviest by a sort.
+/// The rule of select_heaviest by a sort; entries below `given` are computed anyway.
 std::vector<std::int32_t> choose(const std::vector<std::int64_t>& v, double share,
-                                 std::int64_t most, bool diagonal, Cut& cut) {
+                                 std::int64_t most, bool diagonal, std::int32_t given, Cut& cut) {
   std::vector<std::int32_t> order(v.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return v[a] > v[b]; });
@@ -173,6 +173,7 @@ std::vector<std::int32_t> choose(const std::vector<std::int64_t>& v, double shar
       sum += v[order[wanted]];
   }
   for (std::size_t i = static_cast<std::size_t>(most); i < wanted; ++i) {
+    if (order[i] < given) continue;
     ++cut.count;
     cut.share += static_cast<double>(v[order[i]]) / std::max(total, 1.0);
   }
@@ -229,10 +230,10 @@ TEST_F(CudaSlash, BuiltIndexesComputeTheHeaviestSlashesAndColumnsAndNothingElse)
               };
               Cut cut[2];
               const auto cap = [](std::int64_t c) { return c > 0 ? c : std::int64_t{1} << 40; };
-              const auto slashes =
-                  choose(part(1, 0), options.slash_share, cap(options.max_slashes), true, cut[0]);
+              const auto slashes = choose(part(1, 0), options.slash_share, cap(options.max_slashes),
+                                          true, 1, cut[0]);
               const auto columns = choose(part(kBlock, heads * slots), options.vertical_share,
-                                          cap(options.max_columns), false, cut[1]);
+                                          cap(options.max_columns), false, kBlock, cut[1]);
               const std::size_t list = static_cast<std::size_t>(h * axis.segments() + s);
               if (!whole) {
                 ASSERT_EQ(counts.slashes[list], static_cast<int>(slashes.size()))

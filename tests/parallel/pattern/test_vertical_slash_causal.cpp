@@ -81,6 +81,26 @@ Mask by_definition(const Data& data, const AttentionOptions& options, Mask& sure
   return mask;
 }
 
+/// A chunk of one sample over all its keys so far, both padded to `padded`.
+AttentionAxes chunk_axes(std::int64_t begin, std::int64_t end, std::int64_t padded) {
+  AttentionAxes axes;
+  axes.align = kBlock;
+  axes.first_query = {begin};
+  append(axes.queries, {0, begin, end - begin});
+  append(axes.queries, {-1, 0, padded - end});
+  AxisRanges keys{{0, 0, end}};
+  append(keys, {-1, 0, padded - end});
+  axes.keys = {keys};
+  return axes;
+}
+AttentionInputs chunk_inputs(const AttentionInputs& all, std::int64_t begin, std::int64_t padded) {
+  AttentionInputs in = all;
+  in.q = all.q.rows(begin, padded);
+  in.k = all.k.rows(0, padded);
+  in.v = all.v.rows(0, padded);
+  return in;
+}
+
 class Causal : public ::testing::Test {
  protected:
   Communicator world = Communicator::world();
@@ -176,21 +196,10 @@ TEST_F(Causal, DependentChunksChooseAsTheWholeSample) {
     for (std::int64_t begin = 0; begin < 700; begin += chunk) {
       const std::int64_t end = std::min<std::int64_t>(700, begin + chunk),
                          padded = std::min(n, begin + chunk);
-      AttentionAxes axes;
-      axes.align = kBlock;
-      axes.first_query = {begin};
-      append(axes.queries, {0, begin, end - begin});
-      append(axes.queries, {-1, 0, padded - end});
-      AxisRanges keys{{0, 0, end}};
-      append(keys, {-1, 0, padded - end});
-      axes.keys = {keys};
-      const auto source =
-          pattern_source(Communicator(), axes, options, nullptr, nullptr, {}, carry);
-      AttentionInputs in = all;
-      in.q = all.q.rows(begin, padded);
-      in.k = all.k.rows(0, padded);
-      in.v = all.v.rows(0, padded);
-      const PatternArrays& x = source->shards(in).front().host()->arrays();
+      const auto source = pattern_source(Communicator(), chunk_axes(begin, end, padded), options,
+                                         nullptr, nullptr, {}, carry);
+      const PatternArrays& x =
+          source->shards(chunk_inputs(all, begin, padded)).front().host()->arrays();
       ASSERT_EQ(problems(x), "");
       std::int64_t differ = 0;
       for (std::int64_t h = 0; h < kHeads; ++h)
@@ -199,6 +208,51 @@ TEST_F(Causal, DependentChunksChooseAsTheWholeSample) {
             differ += computed(x, static_cast<int>(h), i - begin, j) !=
                       (expected[(h * n + i) * n + j] != 0);
       EXPECT_EQ(differ, 0) << "chunk of " << chunk << " at " << begin;
+    }
+  }
+}
+
+/// A choice that is handed on counts with the queries that go by it, whole or in chunks; one at a
+/// sample's end has none.
+TEST_F(Causal, WhatCapsLeaveOutIsTheSameInChunks) {
+  SCOPED_TRACE(draw.trace());
+  AttentionOptions options = causal_options(64);
+  options.vertical_share = options.slash_share = 0.9;
+  options.max_columns = 10, options.max_slashes = 2;
+  for (const std::int64_t tokens : {700, 640}) {
+    const Data data({tokens}, options, draw);
+    const std::int64_t n = data.batch.axis_tokens();
+    const SequenceLayout layout(LayoutKind::contiguous, n, 1, 64, 64);
+    const AttentionInputs all = data.inputs(data.packed(layout, 0), DType::f32);
+    Recorder recorder;
+    recorder.enabled = true;
+    pattern_source(Communicator(), attention_axes(data.batch, layout, 0), options, nullptr,
+                   &recorder)
+        ->shards(all);
+    const std::vector<BudgetRow> whole = recorder.take_budgets();
+    ASSERT_EQ(whole.size(), static_cast<std::size_t>(kHeads));
+    for (const std::int64_t chunk : {64, 128, 256}) {
+      std::vector<std::int64_t> overflow(kHeads, 0);
+      std::vector<double> mass(kHeads, 0);
+      const auto carry = std::make_shared<SlashCarry>();
+      for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
+        const std::int64_t end = std::min(tokens, begin + chunk),
+                           padded = std::min(n, begin + chunk);
+        pattern_source(Communicator(), chunk_axes(begin, end, padded), options, nullptr, &recorder,
+                       {}, carry)
+            ->shards(chunk_inputs(all, begin, padded));
+        for (const BudgetRow& row : recorder.take_budgets()) {
+          overflow.at(row.head) += row.overflow;
+          mass.at(row.head) +=
+              row.overflow_mass * static_cast<double>(end - begin) / static_cast<double>(tokens);
+        }
+      }
+      for (const BudgetRow& row : whole) {
+        EXPECT_GT(row.overflow, 0) << "no cap decided";
+        EXPECT_GT(row.overflow_mass, 0);
+        EXPECT_EQ(overflow.at(row.head), row.overflow) << tokens << " in chunks of " << chunk;
+        EXPECT_NEAR(mass.at(row.head), row.overflow_mass, 1e-9) << tokens << " by " << chunk;
+      }
     }
   }
 }
