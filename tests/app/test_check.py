@@ -38,8 +38,6 @@ class CommandLine(RunCase):
             (("tune", "d.toml", "--memory", "nan"), "finite"),
             (("check", "d.toml", "--steps", "010"), "without leading zeros"),
             (("check", "d.toml", "--plans", "0x10"), "without leading zeros"),
-            (("tune", "d.toml", "--ranks", "08"), "without leading zeros"),
-            (("tune", "d.toml", "--trials", "-3"), "--trials"),
             (("--help", "deck", "msh"), "did you mean mesh?"),
         ]:
             done = self.ballast(*arguments, status=2)
