@@ -492,7 +492,7 @@ int Placement::idle_ranks() const {
 std::vector<std::string> problems(const PlacementOptions& options) {
   std::vector<std::string> list;
   if (options.ranks < 1) list.push_back(fmt::format("{} ranks to place on", options.ranks));
-  if (options.splits.empty()) list.push_back("no split of a micro-batch is allowed");
+  if (options.splits.empty()) list.emplace_back("no split of a micro-batch is allowed");
   for (std::size_t i = 0; i < options.splits.size(); ++i) {
     const PlacementSplit& s = options.splits[i];
     if (s.ranks < 1 || s.ranks > options.ranks)
@@ -509,7 +509,7 @@ std::vector<std::string> problems(const PlacementOptions& options) {
   if (options.micro_batch_tokens < 1)
     list.push_back(fmt::format("packs of {} tokens", options.micro_batch_tokens));
   if (options.stages < 1 || options.align < 1 || options.chunk_align < 1 || options.chunk_k < 1)
-    list.push_back("stages, alignment and kept chunks must be at least 1");
+    list.emplace_back("stages, alignment and kept chunks must be at least 1");
   return list;
 }
 
