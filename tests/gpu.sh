@@ -3,8 +3,8 @@
 # against the host backend, then against Hugging Face Transformers where python3 has it, and the
 # attention kernels under compute-sanitizer where it and nvcc are there.
 #
-#   tests/gpu.sh [FOLDER [PATTERN]]   FOLDER holds ballast and test_cuda (default: the build
-#                                     tree's); PATTERN (of grep -E) picks parts by name, such as
+#   tests/gpu.sh [FOLDER [PATTERN]]   FOLDER holds ballast, test_cuda and test_parallel (default:
+#                                     the build tree's); PATTERN (of grep -E) picks parts by name, such as
 #                                     'chunks|pipelines'; BALLAST_GPU_PART_S: seconds that a part
 #                                     may take (300)
 #
@@ -78,6 +78,16 @@ lists test_cuda "$suites"
 for suite in $suites; do
   part "test_cuda $suite" "$tests/test_cuda" --gtest_filter="$suite.*"
 done
+# These need a build with NCCL, which other tests have not.
+sharing="test_parallel NcclGroupRanks"
+if [ ! -x "$tests/test_parallel" ]; then
+  skip "$sharing" "no test_parallel beside test_cuda"
+elif [[ $("$tests/test_parallel" --gtest_list_tests) != *NcclGroupRanks.* ]]; then
+  skip "$sharing" "built without NCCL"
+else
+  part "$sharing" "${BALLAST_MPIEXEC:-mpiexec}" -n 3 "$tests/test_parallel" \
+    --gtest_filter='NcclGroupRanks.*'
+fi
 cd "$root/tests/app" || exit 1
 names=$(python3 -c '
 import unittest

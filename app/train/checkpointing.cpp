@@ -70,7 +70,7 @@ bool names_model(const std::string& key, const Config& config) {
   if (is_model_key(key)) return true;
   if (config.lora.rank == 0) return false;
   // Without a folder the base that adapters stand beside follows from it (and the seed, which
-  // check_sample_order and eval compare).
+  // restore compares).
   return key == "lora.alpha" || (key == "model.initial_std" && config.model.weights.empty());
 }
 
@@ -99,6 +99,14 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
     restored.state = read_checkpoint(restored.path, world, shard, note);
   }
   optimizer.values_from_master();
+  const Config& config = session.config;
+  check_all(
+      world,
+      config.lora.rank == 0 || !config.model.weights.empty() ||
+          restored.state.seed == config.run.seed,
+      fmt::format("{}: its adapters were trained beside the initial weights of run.seed = {}, "
+                  "the deck has {}: use the same seed",
+                  restored.path, restored.state.seed, config.run.seed));
   if (session.tuning) {
     const auto averages = restored.state.extra.find("budget_averages");
     if (averages != restored.state.extra.end())

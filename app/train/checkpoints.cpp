@@ -138,8 +138,12 @@ void Checkpoints::start(const CheckpointState& state) {
   CheckpointState whole = state;
   whole.run = run_;
   whole.parent = parent_;
-  // What an earlier session said beside is not this one's, but for the file that stays as the best.
-  std::erase_if(whole.extra, [](const auto& entry) { return !entry.first.starts_with("best"); });
+  // What an earlier session said beside is not this one's, but for the file that stays as the best
+  // and the reference of pairs, from which the model came also where this session has none.
+  std::erase_if(whole.extra, [&](const auto& entry) {
+    return !entry.first.starts_with("best") &&
+           (entry.first != "reference_model" || !trains_pairs(session_.config));
+  });
   whole.extra["data_contents"] = contents_;
   if (best_) {
     set_best_checkpoint(whole, *best_);

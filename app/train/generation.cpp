@@ -203,6 +203,14 @@ std::vector<std::int32_t> Generator::next(const std::vector<std::vector<std::int
   return {found.begin(), found.end()};
 }
 
+std::int64_t Generator::tokens() const {
+  std::int64_t tokens = 0;
+  for (const GeneratedText& prompt : prompts_)  // a pass more has a token more
+    tokens += options_.tokens * static_cast<std::int64_t>(prompt.prompt.size()) +
+              options_.tokens * (options_.tokens - 1) / 2;
+  return tokens;
+}
+
 std::vector<GeneratedText> Generator::run() {
   Scope scope(&session_.recorder, EventKind::validation);
   const OutsideSteps quiet(session_.recorder);

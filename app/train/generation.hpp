@@ -40,6 +40,8 @@ class Generator {
   Generator(Session& session, StepPlanner& planner);
   /// Whether the deck asks for any.
   static bool wanted(const Config& config) { return config.eval.generate.tokens > 0; }
+  /// Tokens of all forward passes of run(), where no text stops early.
+  std::int64_t tokens() const;
   /// With the present weights.  Collective; the same on every rank.
   std::vector<GeneratedText> run();
 

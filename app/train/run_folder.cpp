@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,7 +9,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "io/checkpoint/checkpoint_folder.hpp"
@@ -71,13 +69,6 @@ std::string claim(const std::string& path, bool resume, int& lock) {
   return "";
 }
 
-/// Device and inode of what stands at `path`; nothing where that cannot be told, with errno.
-std::optional<std::pair<std::uint64_t, std::uint64_t>> place_of(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
-  return std::pair<std::uint64_t, std::uint64_t>{info.st_dev, info.st_ino};
-}
-
 std::string text_of(const std::string& file) {
   std::ifstream stream(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};
@@ -108,7 +99,7 @@ RunFolder::RunFolder(const Communicator& world, const std::string& path, bool re
     lock_ = -1;
   }
   check_all(world, problem.empty(), problem);
-  place_ = place_of(path).value_or(place_);
+  place_ = place_of(path);
 }
 
 bool RunFolder::stands() {
@@ -116,12 +107,12 @@ bool RunFolder::stands() {
   // Storage that is away may come back: until then checkpoints fail.
   const auto folder = place_of(path_);
   if (!folder) return true;
-  if (*folder != place_) return false;
+  if (place_ && *folder != *place_) return false;
   const std::string file = path_ + "/lock";
-  struct stat held {};
-  if (const auto there = place_of(file); there || errno != ENOENT)
-    return !there || ::fstat(lock_, &held) != 0 ||
-           *there == std::pair<std::uint64_t, std::uint64_t>{held.st_dev, held.st_ino};
+  if (const auto there = place_of(file); there || errno != ENOENT) {
+    const auto held = place_of(lock_);
+    return !there || !held || *there == *held;
+  }
   const int fresh = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fresh < 0) return true;
   if (const int code = take_lock(fresh); code != 0 && !lacks_locks(code)) {
@@ -162,7 +153,8 @@ void RunFolder::write_status(const std::string& state, std::int64_t step,
 
 void RunFolder::leave_word(std::int64_t step, const std::string& checkpoint,
                            const std::string& why) const {
-  if (const auto there = place_of(path_); there && *there != place_) return;  // another run's
+  if (const auto there = place_of(path_); place_ && there && *there != *place_)
+    return;  // another run's
   std::error_code ignored;
   const std::string text =
       fs::is_regular_file(status_file(), ignored) ? text_of(status_file()) : "";

@@ -2,9 +2,10 @@
 //   deck.toml  log.txt  status.json  trace/  indexes/  checkpoints/  report/  lock
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <utility>
 
+#include "io/files/raw_file.hpp"
 #include "parallel/comm/comm.hpp"
 
 namespace ballast {
@@ -56,9 +57,9 @@ class RunFolder {
 
   std::string path_;
   int rank_, lock_ = -1;
-  std::pair<std::uint64_t, std::uint64_t> place_;  ///< device and inode
-  std::string status_before_;                      ///< what an earlier session left in status.json
-  bool warned_ = false;                            ///< that status.json cannot be written
+  std::optional<FilePlace> place_;  ///< unknown to a rank that does not see a fresh folder at once
+  std::string status_before_;       ///< what an earlier session left in status.json
+  bool warned_ = false;             ///< that status.json cannot be written
 };
 
 }  // namespace ballast

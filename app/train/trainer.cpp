@@ -30,11 +30,11 @@ constexpr double kStatusSeconds = 5;  ///< between two writes of status.json
 Trainer::Trainer(const TrainOptions& options, const Communicator& world, const Config& config)
     : options_(options),
       session_(world, config),
-      folder_(world, options.folder, !options.restart.empty()),
       optimizer_(session_.parameters, session_.mesh.replica, config.optimizer.zero,
                  adamw_options(config), &session_.recorder, muon_options(config)),
       train_step_(session_, optimizer_),
       planner_(session_, train_step_.costs()),
+      folder_(world, options.folder, !options.restart.empty()),
       log_(folder_.log(), world.rank() == 0),
       gradient_file_(config.run.dump_gradients),
       peak_flops_(dense_peak_flops(session_.device, session_.parameters.dtype())),
@@ -269,6 +269,7 @@ bool Trainer::past_deadline() const {
     std::int64_t tokens = 0;
     for (const std::int64_t sample : session_.sampler.evaluated(session_.config.eval.samples))
       tokens += session_.dataset->length(sample);
+    if (generator_) tokens += generator_->tokens();
     evaluation_s = last_token_s_ * static_cast<double>(tokens);
   }
   // What must still fit, at the longest times measured, with a quarter more: load varies.
@@ -442,10 +443,10 @@ void Trainer::observe(const StepPlan& plan, StepOutcome outcome) {
   add_budgets(sums, once_a_ring(plan, session_.mesh, budgets));
   const std::vector<IndexRow> indexes =
       once_a_ring(plan, session_.mesh, session_.recorder.take_indexes());
-  trace_.with([&](TraceWriter& trace) {
-    trace.require_in_place();
-    append_indexes(folder_.indexes(), session_.mesh.world.rank(), indexes);
-  });
+  if (!indexes.empty())
+    trace_.with([&](TraceWriter& trace) {
+      if (trace.in_place()) append_indexes(folder_.indexes(), session_.mesh.world.rank(), indexes);
+    });
   sums.recall = store_recall(plan);
   add_drift(sums, measure_drift(outcome.step - 1));
   outcome.steps = session_.config.run.steps;

@@ -87,10 +87,10 @@ class Trainer {
 
   TrainOptions options_;
   Session session_;
-  RunFolder folder_;
   ShardedOptimizer optimizer_;
   TrainStep train_step_;
   StepPlanner planner_;
+  RunFolder folder_;  ///< opened where status.json says what comes of the rest of the start
   std::optional<IndexDrift> drift_;
   std::optional<Generator> generator_;
   StepLog log_;

@@ -7,8 +7,6 @@
 #include <cstring>
 #include <memory>
 
-#include "io/files/raw_file.hpp"
-
 namespace ballast {
 
 namespace {
@@ -72,9 +70,8 @@ std::uint64_t structure_hash(const std::string& path, std::uint64_t begin,
   return hash_outside(file, begin, file.bytes(), extents);
 }
 
-void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents) {
+void seal(const RawFile& file, std::uint64_t block_bytes, std::vector<DataExtent> extents) {
   sort(extents);
-  const RawFile file(path, true);
   Header header;
   header.file_bytes = file.bytes();
   header.block_bytes = block_bytes;
@@ -95,7 +92,8 @@ std::uint64_t check_seal(const std::string& path) {
   file.read(0, &header, sizeof header);
   require_sound(std::memcmp(header.magic, fresh.magic, sizeof fresh.magic) == 0,
                 "{}: not a Ballast checkpoint, or its first bytes are altered", path);
-  require_sound(header.version >= 1, "{}: the header is altered (format version 0)", path);
+  require_sound(header.version >= 1 && header.version < kNoVersion,
+                "{}: the header is altered (format version {})", path, header.version);
   require(header.version <= kCheckpointVersion,
           "{}: checkpoint format version {}; this program reads versions 1 to {}", path,
           header.version, kCheckpointVersion);

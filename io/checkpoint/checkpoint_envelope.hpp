@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "io/files/raw_file.hpp"
 
 namespace ballast {
 
@@ -31,6 +32,8 @@ void require_sound(bool condition, fmt::format_string<Args...> format, Args&&...
 /// Version 2: datasets begin at multiples of a page, checksums are sums (element_sum.hpp).  Version
 /// 1 had xxHash64 of the same ranges, and is still read.
 inline constexpr std::uint64_t kCheckpointVersion = 2;
+/// No program counts this far: a version from here on is damage.
+inline constexpr std::uint64_t kNoVersion = std::uint64_t{1} << 16;
 inline constexpr std::uint64_t kCheckpointPage = 4096;
 
 /// Bytes of the file that hold the elements of datasets.
@@ -43,7 +46,7 @@ struct DataExtent {
 std::uint64_t envelope_bytes(std::size_t extents);
 /// Writes the envelope into a file whose HDF5 part is complete, and syncs it.  Errors name the
 /// file.
-void seal(const std::string& path, std::uint64_t block_bytes, std::vector<DataExtent> extents);
+void seal(const RawFile& file, std::uint64_t block_bytes, std::vector<DataExtent> extents);
 /// xxHash64 of what the storage gives back of every byte from `begin` on outside the extents.
 std::uint64_t structure_hash(const std::string& path, std::uint64_t begin,
                              std::vector<DataExtent> extents);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "io/files/raw_file.hpp"
@@ -15,6 +16,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kPartial = ".partial";
+constexpr const char* kFresh = ".new";  ///< a link until it replaces another
 constexpr const char* kOvertaken = "overtaken_";
 
 /// Step of a checkpoint's file name, or nothing for any other name.
@@ -63,14 +65,16 @@ bool holds_damaged(const std::string& dir) {
 
 std::string overtaken(const std::string& dir) {
   for (const std::string& name : names_of(dir))
-    if (name.starts_with(kOvertaken)) return dir + "/" + name;
+    if (const std::string folder = dir + "/" + name;
+        name.starts_with(kOvertaken) && !checkpoint_steps(folder).empty())
+      return folder;
   return "";
 }
 
 void remove_partials(const std::string& dir) {
   for (const std::string& name : names_of(dir))
-    if (name.ends_with(kPartial) && follows_checkpoint(name, kPartial))
-      fs::remove(dir + "/" + name);
+    for (const char* ending : {kPartial, kFresh})
+      if (name.ends_with(ending) && follows_checkpoint(name, ending)) fs::remove(dir + "/" + name);
 }
 
 void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t best) {
@@ -96,7 +100,7 @@ namespace {
 /// name; returns "" or why that failed, and leaves none then.
 std::string link_to(
     const fs::path& target, const std::string& link, const std::function<void()>& clear = [] {}) {
-  const std::string fresh = link + ".new";
+  const std::string fresh = link + kFresh;
   std::error_code error, ignored;
   fs::remove(fresh, ignored);
   fs::create_symlink(target, fresh, error);
@@ -166,6 +170,8 @@ TakenUp take_up(const std::string& dir, const std::string& file, std::int64_t st
     fs::rename((fs::exists(dir + "/" + own) ? dir : taken.left) + "/" + own, link, error);
     if (error)
       taken.unlinked = fmt::format("{} cannot be made: {}", link.string(), error.message());
+    else if (!taken.left.empty() && checkpoint_steps(taken.left).empty())
+      fs::remove(std::exchange(taken.left, ""), error);  // it was moved there alone
     return taken;
   }
   fs::create_directories(dir, error);

@@ -1,6 +1,7 @@
 // The folder of a run's checkpoints: step_XXXXXXXX.h5, step_XXXXXXXX.h5.partial while one is
-// written, step_XXXXXXXX.h5.damaged for what was found unsound, best.h5, a link, overtaken_N/ for
-// what a run that went back left behind.  Calls of one rank.
+// written, step_XXXXXXXX.h5.new while a link is made, step_XXXXXXXX.h5.damaged for what was found
+// unsound, best.h5, a link, overtaken_N/ for what a run that went back left behind.  Calls of one
+// rank.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,9 +15,9 @@ std::string checkpoint_name(std::int64_t step);
 std::vector<std::int64_t> checkpoint_steps(const std::string& dir);
 /// Whether `dir` holds checkpoints that were found unsound.
 bool holds_damaged(const std::string& dir);
-/// Path of a folder in `dir` of a branch that was left; "" for none.
+/// Path of a folder in `dir` with checkpoints of a branch that was left; "" for none.
 std::string overtaken(const std::string& dir);
-/// Removes what a killed write left.
+/// Removes what a killed write, or a killed making of a link, left.
 void remove_partials(const std::string& dir);
 /// Removes all but the newest `keep` files of steps up to `newest`, and at least the one before it:
 /// until a step after `newest` succeeded, nobody knows that its state is any good.  That of step

@@ -15,6 +15,7 @@
 #include "io/checkpoint/checkpoint_folder.hpp"
 #include "io/checkpoint/io_threads.hpp"
 #include "io/checkpoint/shared_pages.hpp"
+#include "io/files/held_file.hpp"
 #include "kernels/ops/element_sum.hpp"
 #include "parallel/comm/host_copy.hpp"
 #include "parallel/comm/waits.hpp"
@@ -43,7 +44,9 @@ struct CheckpointWriter::Job {
   CheckpointPlaces places;
   CheckpointState state;
   std::string path, partial;
-  std::vector<Piece> pieces;  ///< of this rank, in the snapshot or the shard
+  std::unique_ptr<HeldFile> own;  ///< on rank 0: the partial file, until it has its name
+  std::uint64_t inode = 0;        ///< of the partial file, as every rank must find it
+  std::vector<Piece> pieces;      ///< of this rank, in the snapshot or the shard
   SharedPages pages;
   std::vector<std::uint64_t> sums;
   std::unique_ptr<CheckpointFile> file;  ///< while it is read back
@@ -83,10 +86,12 @@ std::vector<Part> parts_of(const std::vector<Piece>& pieces) {
 
 /// Sums the pieces, writes them and syncs.  Drops them from memory as well: they are read back from
 /// the storage, and training would wait while all ranks' pages are dropped at once.
-void write_pieces(const std::string& path, const std::vector<CheckpointDataset>& datasets,
-                  const std::vector<Piece>& pieces, const SharedPages& pages,
-                  std::vector<std::uint64_t>& sums, std::atomic<std::int64_t>& progress) {
+void write_pieces(const std::string& path, std::uint64_t inode,
+                  const std::vector<CheckpointDataset>& datasets, const std::vector<Piece>& pieces,
+                  const SharedPages& pages, std::vector<std::uint64_t>& sums,
+                  std::atomic<std::int64_t>& progress) {
   const RawFile file(path, true);
+  require(file.place().second == inode, "{}: another file stands there by now", path);
   const std::vector<std::size_t> first_range = first_ranges(datasets);
   const std::vector<Part> parts = parts_of(pieces);
   in_io_threads(parts.size(), [&](std::size_t i, std::size_t) {
@@ -184,9 +189,7 @@ CheckpointWriter::CheckpointWriter(const Communicator& world, std::string dir, i
 
 CheckpointWriter::~CheckpointWriter() {
   if (thread_.joinable()) thread_.join();
-  // Nobody finishes it, and the folder may be another's by now.
-  if (std::error_code ignored; job_ && world_.rank() == 0 && !job_->partial.empty())
-    fs::remove(job_->partial, ignored);
+  if (job_ && job_->own) job_->own->remove();  // nobody finishes it
 }
 
 CheckpointOutcome CheckpointWriter::guarded(const std::function<void()>& work) {
@@ -199,8 +202,7 @@ CheckpointOutcome CheckpointWriter::guarded(const std::function<void()>& work) {
     CheckpointOutcome failed = job_->outcome;
     failed.kind = CheckpointOutcome::Kind::failed;
     failed.problem = error.what();
-    if (std::error_code ignored; world_.rank() == 0 && !job_->partial.empty())
-      fs::remove(job_->partial, ignored);
+    if (job_->own) job_->own->remove();
     job_.reset();
     phase_ = Phase::idle;
     return failed;
@@ -251,15 +253,18 @@ void CheckpointWriter::lay_out(const CheckpointShard& shard, const CheckpointSta
     fs::create_directory(dir_);  // alone: a run folder that went is not made again
     remove_partials(dir_);
     create_file();
+    places = fmt::format("{} ", job.inode);
     for (const CheckpointDataset& d : job.datasets) places += fmt::format("{} ", d.offset);
   });
   places = world_.broadcast(places, 0);
   const char* at = places.c_str();
-  for (CheckpointDataset& d : job.datasets) {
+  const auto take = [&](std::uint64_t& number) {
     char* next = nullptr;
-    d.offset = std::strtoull(at, &next, 10);
+    number = std::strtoull(at, &next, 10);
     at = next;
-  }
+  };
+  take(job.inode);
+  for (CheckpointDataset& d : job.datasets) take(d.offset);
   job.sums.assign(first_ranges(job.datasets).back(), 0);
   job.pages = share_pages(world_, job.datasets, shard);
 }
@@ -271,20 +276,22 @@ void CheckpointWriter::create_file() {
   std::uint64_t bytes = (std::uint64_t{1} << 20) + job.state.deck.size();
   for (const CheckpointDataset& d : job.datasets) bytes += d.bytes() + 2 * kCheckpointPage;
   const std::string remedy = space_remedy(dir_);
-  reserve_space(job.partial, bytes, true, remedy);
+  job.own = std::make_unique<HeldFile>(job.partial);
+  job.inode = job.own->file().place().second;
+  reserve_space(job.partial, bytes, false, remedy);
   // HDF5 comes down on a structure of which a write was lost or altered.  So it is laid out twice,
   // and what the storage gives back must be the same both times, before HDF5 reads any of it.
   std::uint64_t found[2];
   for (std::uint64_t& hash : found) {
     job.places = create_checkpoint_file(job.partial, job.datasets, job.state);
-    RawFile(job.partial, true).sync();
+    job.own->file().sync();
     hash = structure_hash(job.partial, job.places.block_bytes, job.elements(true));
   }
   require(found[0] == found[1],
           "{}: the storage does not give back the structure that was written to it", job.partial);
   job.structure = found[0];
-  reserve_space(job.partial, fs::file_size(job.partial), false, remedy);
-  RawFile(job.partial, true).sync();
+  reserve_space(job.partial, job.own->file().bytes(), false, remedy);
+  job.own->file().sync();
 }
 
 void CheckpointWriter::prepare(const CheckpointShard& shard) {
@@ -332,8 +339,13 @@ void CheckpointWriter::release() {
   }
   job_->outcome.waited_s += now_s() - began;
   phase_ = Phase::writing;
+  start_writing();
+}
+
+void CheckpointWriter::start_writing() {
   start_thread([this] {
-    write_pieces(job_->partial, job_->datasets, job_->pieces, job_->pages, job_->sums, progress_);
+    write_pieces(job_->partial, job_->inode, job_->datasets, job_->pieces, job_->pages, job_->sums,
+                 progress_);
   });
 }
 
@@ -341,9 +353,7 @@ void CheckpointWriter::write_in_rounds(const CheckpointShard& shard) {
   phase_ = Phase::writing;
   const auto write = [&](const CheckpointShard& part) {
     job_->pieces = pieces_of(job_->datasets, part);
-    start_thread([this] {
-      write_pieces(job_->partial, job_->datasets, job_->pieces, job_->pages, job_->sums, progress_);
-    });
+    start_writing();
   };
   // In host memory nothing changes while training waits, so no copy is needed.
   if (world_.all_reduce(std::int64_t{on_host(shard)}, Reduction::min) != 0) return write(shard);
@@ -426,9 +436,11 @@ void CheckpointWriter::begin_check() {
   wait_all(requests);
   together(world_, [&] {
     if (world_.rank() != 0) return;
-    const RawFile file(job.partial, true);
+    const RawFile& file = job.own->file();
+    require(job.own->is_at(job.partial), "{} is no longer there: its folder was moved",
+            job.partial);
     file.write(job.places.checksums, job.sums.data(), job.sums.size() * sizeof(std::uint64_t));
-    seal(job.partial, job.places.block_bytes, job.elements(false));
+    seal(file, job.places.block_bytes, job.elements(false));
     file.drop_cache();
     check_seal(job.partial);
     require(
@@ -458,8 +470,10 @@ void CheckpointWriter::publish() {
   job.file.reset();
   together(world_, [&] {
     if (world_.rank() != 0) return;
-    fs::rename(job.partial, job.path);
-    job.partial.clear();
+    job.own->rename(checkpoint_name(job.state.step));
+    const bool there = job.own->is_at(job.path);
+    job.own.reset();
+    require(there, "{} is no longer there: its folder was moved, and holds it", job.path);
     sync_directory(dir_);
     const auto best = best_checkpoint(job.state);
     if (best && best->step == job.state.step) job.outcome.warning = link_best(dir_, best->step);

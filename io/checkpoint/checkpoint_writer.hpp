@@ -30,8 +30,9 @@ struct CheckpointOutcome {
 /// their places and syncs (no collective I/O, nothing waits inside a library).  The sums over what
 /// the ranks hold go into the file; it is read back from the storage and compared with them before
 /// it gets its name, and only then older files are removed.  A call that fails on any rank ends
-/// that checkpoint on all of them and leaves older files alone.  The thread calls neither MPI nor
-/// HDF5.
+/// that checkpoint on all of them and leaves older files alone.  Where DIR is moved while one is in
+/// flight, it fails, and what stands in DIR's place by then stays as it is.  The thread calls
+/// neither MPI nor HDF5.
 class CheckpointWriter {
  public:
   /// `keep` newest files stay, and at least one older than the newest.  A shard of more than
@@ -72,6 +73,7 @@ class CheckpointWriter {
   CheckpointShard take_snapshot(const CheckpointShard& shard);
   void write_in_rounds(const CheckpointShard& shard);
   void start_thread(std::function<void()> work);
+  void start_writing();
   /// Whether the threads of all ranks have ended; with `wait` it returns true only.
   bool threads_done(bool wait);
   /// Joins, and throws CollectiveError when a thread of any rank failed.

@@ -28,7 +28,24 @@ int synced(int descriptor) {
   return 0;
 }
 
+std::optional<FilePlace> place_in(const struct stat& status, int code) {
+  if (code != 0) return std::nullopt;
+  return FilePlace{status.st_dev, status.st_ino};
+}
+
 }  // namespace
+
+std::optional<FilePlace> place_of(const std::string& path) {
+  struct stat status {};
+  const int code = ::stat(path.c_str(), &status);
+  return place_in(status, code);
+}
+
+std::optional<FilePlace> place_of(int descriptor) {
+  struct stat status {};
+  const int code = ::fstat(descriptor, &status);
+  return place_in(status, code);
+}
 
 RawFile::RawFile(const std::string& path, bool writable)
     : path_(path),
@@ -47,6 +64,12 @@ std::uint64_t RawFile::bytes() const {
   struct stat status {};
   require(::fstat(descriptor_, &status) == 0, "{}: {}", path_, std::strerror(errno));
   return static_cast<std::uint64_t>(status.st_size);
+}
+
+FilePlace RawFile::place() const {
+  const auto place = place_of(descriptor_);
+  require(place.has_value(), "{}: {}", path_, std::strerror(errno));
+  return *place;
 }
 
 void RawFile::read(std::uint64_t offset, void* to, std::size_t count,

@@ -4,19 +4,32 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace ballast {
+
+/// Device and inode: which file or folder it is, by whatever name.  Devices are numbered by each
+/// machine for itself.
+using FilePlace = std::pair<std::uint64_t, std::uint64_t>;
+/// Of what stands at `path`, or is open; nothing where that cannot be told, with errno.
+std::optional<FilePlace> place_of(const std::string& path);
+std::optional<FilePlace> place_of(int descriptor);
 
 class RawFile {
  public:
   /// Opens a regular file; a FIFO or a device is an error at once, not a wait.
   RawFile(const std::string& path, bool writable);
+  /// Takes over the descriptor of an open file.
+  RawFile(const std::string& path, int descriptor) : path_(path), descriptor_(descriptor) {}
   ~RawFile();
   RawFile(const RawFile&) = delete;
   RawFile& operator=(const RawFile&) = delete;
   const std::string& path() const { return path_; }
   std::uint64_t bytes() const;
+  /// Errors: the storage does not tell.
+  FilePlace place() const;
   /// All of bytes [offset, offset + count); short transfers and interruptions are continued.
   /// `progress`, where given, counts the bytes as they are done.
   void read(std::uint64_t offset, void* to, std::size_t count,

@@ -62,6 +62,12 @@ bool is_cell(const std::string& scalar) {
   return scalar.starts_with("needle_accuracy.") && scalar.find(".depth.") != std::string::npos;
 }
 
+/// Another file stands where the trace's was.
+class Replaced : public Error {
+ public:
+  using Error::Error;
+};
+
 /// One contiguous dataset of the file, with its type in memory and in the file.
 struct Table {
   Handle type, dataset;
@@ -187,17 +193,24 @@ struct TraceWriter::Impl {
     }
   }
 
-  /// Errors: the file is no longer at its path, where another run's may be by now.
-  void require_in_place() const {
-    if (!file.valid()) return;
+  /// Whether the file is at its path, not where it cannot be told.  Errors: another one is.
+  bool in_place() const {
     int* descriptor = nullptr;
-    struct stat held {
-    }, there{};
     require(H5Fget_vfd_handle(file, H5P_DEFAULT, reinterpret_cast<void**>(&descriptor)) >= 0 &&
-                descriptor && ::fstat(*descriptor, &held) == 0 &&
-                ::stat(path.c_str(), &there) == 0 && held.st_dev == there.st_dev &&
-                held.st_ino == there.st_ino,
-            "its file is no longer there");
+                descriptor,
+            "its file has no descriptor");
+    const auto held = place_of(*descriptor), there = place_of(path);
+    if (held && there && *held != *there)
+      throw Replaced(fmt::format(
+          "trace {}: another file stands in its place, to which nothing is added: the run folder "
+          "was replaced while this run was at work",
+          path));
+    return held && there;
+  }
+
+  /// A file that another may have taken the place of is not written anew.
+  void require_in_place() const {
+    require(!file.valid() || in_place(), "its file is no longer there");
   }
 
   /// Writes the file anew with the capacities and scalars as they are now, and `extra` on top, and
@@ -239,6 +252,14 @@ struct TraceWriter::Impl {
     for (int t = 0; t < kTables; ++t) tables[t] = std::move(next[t]);
     rows_dataset = std::move(fresh_rows);
     file = std::move(fresh);
+  }
+
+  /// What an end of rewrite left beside the file, where that is this run's.
+  void remove_temporary() const {
+    try {
+      if (in_place()) std::remove((path + ".tmp").c_str());
+    } catch (const Error&) {
+    }
   }
 
   void reserve(TableName table, std::size_t more) {
@@ -302,6 +323,9 @@ struct TraceWriter::Impl {
   void guarded(const Work& work) {
     try {
       work();
+    } catch (const Replaced&) {
+      lost = true;
+      throw;
     } catch (const Error& e) {
       lost = true;
       fail(
@@ -343,7 +367,7 @@ TraceWriter::~TraceWriter() {
     for (Table& t : m.tables) t.capacity = static_cast<hsize_t>(t.rows);
     m.rewrite([](hid_t) {});
   } catch (const std::exception&) {  // the file in place is whole up to the last flush
-    std::remove((impl_->path + ".tmp").c_str());
+    impl_->remove_temporary();
   }
 }
 
@@ -432,8 +456,10 @@ void TraceWriter::plan(const std::string& kind, std::uint64_t hash, const std::s
 
 const std::string& TraceWriter::set_aside() const { return impl_->set_aside; }
 
-void TraceWriter::require_in_place() const {
-  impl_->guarded([&] { impl_->require_in_place(); });
+bool TraceWriter::in_place() const {
+  bool found = false;
+  impl_->guarded([&] { found = impl_->in_place(); });
+  return found;
 }
 
 void TraceWriter::flush() {

@@ -72,8 +72,9 @@ class TraceWriter {
             std::int64_t step);
   /// What was handed over so far survives a kill of this process.
   void flush();
-  /// Errors: the file is no longer at its path, where another run's may be by now.
-  void require_in_place() const;
+  /// Whether the file is at its path, for what is written beside it: not where its folder is away,
+  /// which may come back.  Errors: another file stands there, and the trace is at its end.
+  bool in_place() const;
   /// The new name of a damaged file that was in the way; "" where none was.
   const std::string& set_aside() const;
 

@@ -126,7 +126,7 @@ class RunCase(unittest.TestCase):
     def environment(**values):
         return {**os.environ, **values}
 
-    def start(self, ranks, *arguments):
+    def start(self, ranks, *arguments, **options):
         return subprocess.Popen(
             self.command(ranks, *arguments),
             stdout=subprocess.PIPE,
@@ -134,6 +134,7 @@ class RunCase(unittest.TestCase):
             text=True,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            **options,
         )
 
     def steps(self, run):

@@ -3,12 +3,14 @@ is told, an attempt that succeeds ends the attempts, and status.json says what a
 import json
 import os
 import re
+import signal
 import unittest
 
 from runs import RunCase
 
 FAULTS = os.environ.get("BALLAST_FAULTS", "")
-NO_FILES, STALE, NO_LOCKS, IO_ERROR = 23, 116, 37, 5  # errno: ENFILE, ESTALE, ENOLCK, EIO
+# errno: ENOENT, ENFILE, ESTALE, ENOLCK, EIO
+GONE, NO_FILES, STALE, NO_LOCKS, IO_ERROR = 2, 23, 116, 37, 5
 
 
 @unittest.skipUnless(FAULTS, "BALLAST_FAULTS names no library (tests/campaign/faults.c)")
@@ -72,6 +74,23 @@ class Faults(RunCase):
             os.truncate(os.path.join(run, "checkpoints", name), 1000)
         self.assertIn("no checkpoint is sound", refused("latest"))
         self.assertIn("elsewhere.h5", refused(self.out("elsewhere.h5")))  # not the last session's
+
+    def test_a_rank_that_did_not_see_the_fresh_folder_says_how_it_ended(self):
+        deck, run = self.deck(steps=100000, every=0), self.out("run")
+        unseen = self.environment(LD_PRELOAD=FAULTS, BALLAST_FAULT=f"1 stat {run}$ 1 fail {GONE}")
+        process = self.start(2, "train", deck, "-d", run, "run.hang_timeout_s=3", env=unseen)
+        try:
+            self.wait_for_step(process, run, 3)
+            ranks = sorted(self.ranks_of(run))
+            self.assertEqual(len(ranks), 2, "processes of the ranks in /proc")
+            os.kill(ranks[0], signal.SIGSTOP)
+            process.communicate(timeout=90)
+        finally:
+            self.stop_group(process)
+        with open(os.path.join(run, "status.json")) as file:
+            told = json.load(file)
+        self.assertEqual(told["state"], "failed", told)
+        self.assertRegex(told["why"], "rank 1 on .* without progress")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 import gzip
 import json
 import os
+import random
 import re
 import resource
 import signal
@@ -170,6 +171,28 @@ class Checkpoints(RunCase):
         self.assertEqual(process.returncode, 1, out)
         self.assertIn("was replaced while this run was at work", out)
         self.assertEqual(contents(run), theirs)
+
+    def test_a_folder_that_is_away_for_some_steps_costs_no_trace(self):
+        import h5py
+
+        deck, run = self.deck(steps=100000, every=0), self.out("run")
+        away = run + "-away"
+        process = self.start(2, "train", deck, "-d", run)
+        try:
+            self.wait_for_step(process, run, 3)
+            os.rename(run, away)
+            self.wait_for_step(process, away, max(self.losses(away)) + 3)
+            os.rename(away, run)
+            back = max(self.losses(run))
+            self.wait_for_step(process, run, back + 3)
+            os.kill(random.choice(self.ranks_of(run)), signal.SIGTERM)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            self.stop_group(process)
+        self.assertNotIn("without this rank's trace", out)
+        for rank in range(2):
+            with h5py.File(os.path.join(run, "trace", f"trace_{rank:05}.h5"), "r") as file:
+                self.assertGreater(file["steps"]["step"].max(), back)
 
     def test_a_deck_that_cannot_be_kept_and_a_pipe_among_checkpoints_cost_nothing(self):
         deck, run = self.deck(steps=2), self.out("odd")

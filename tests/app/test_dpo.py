@@ -355,8 +355,12 @@ class Dpo(RunCase):
         goes_on = ["-d", begun, "-r", "latest", "run.steps=2"]
         done = self.run_ballast(1, "train", elsewhere, *goes_on, status=1)
         self.assertIn("trained against another reference", done.stdout + done.stderr)
+        without = [self.dpo(free="true"), *goes_on, "checkpoint.at_end=true"]
+        self.run_ballast(1, "train", *without)  # for a step: the model still came from there
+        done = self.run_ballast(1, "train", elsewhere, *goes_on[:4], "run.steps=3", status=1)
+        self.assertIn("trained against another reference", done.stdout + done.stderr)
         deck = self.dpo(reference=reference)
-        self.run_ballast(1, "train", deck, *goes_on)
+        self.run_ballast(1, "train", deck, *goes_on[:4], "run.steps=3")
         with h5py.File(self.pairs_path, "r+") as file:
             file["loss_mask"][:] = 1
         refused("other data")
@@ -421,6 +425,7 @@ class Dpo(RunCase):
             for command in (["check", deck], ["train", deck, "-d", self.out("padded")]):
                 done = self.run_ballast(1, *command, *padded, *more, status=1)
                 self.assertIn("padding to a sparse pattern's blocks", done.stdout + done.stderr)
+        self.assertFalse(os.path.exists(self.out("padded")), "a refused start has no folder")
 
     def test_a_checkpoint_of_another_objective_is_not_the_reference(self):
         deck, tuned = self.dpo(reference=self.out("reference.h5")), self.out("tuned")

@@ -218,6 +218,13 @@ class Lora(RunCase):
         other = ("-d", run, "-r", "latest", "run.steps=6", "model.initial_std=0.3")
         done = self.run_ballast(1, "train", deck, *other, status=1)
         self.assertIn("model.initial_std", done.stdout + done.stderr)
+        # Another seed is another base, also for what asks of no sample's order.
+        leak = ["bench", "leak", deck, f"checkpoint={self.checkpoint(run)}"]
+        leak += ["attention.pattern=vertical_slash", "attention.last_q=16"]
+        leak += ["attention.vertical_share=0.5", "attention.slash_share=0.3"]
+        self.run_ballast(1, *leak)
+        done = self.run_ballast(1, *leak, "run.seed=4", status=1)
+        self.assertIn("run.seed = 3, the deck has 4", done.stdout + done.stderr)
 
     def test_what_does_not_fit_is_refused(self):
         run, folder = self.out("run"), self.out("copy")

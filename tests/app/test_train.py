@@ -279,6 +279,19 @@ class Restarts(RunCase):
             self.assertNotIn("validation_loss", file.read())
         self.assertEqual(max(self.losses(run)), 5)
 
+    def test_the_limit_leaves_room_for_the_texts_of_the_first_evaluation(self):
+        """They take passes over tokens of thousands of steps; the samples held out take none."""
+        run = self.out("run")
+        settings = ["data.source=distribution", "data.bin_tokens=[64]", "data.bin_share=[1]"]
+        settings += ["data.samples=2000", "data.validation_share=0.05", "eval.every_steps=6"]
+        settings += ["eval.generate_samples=80", "eval.generate_tokens=150"]
+        settings += ["batching.global_tokens=64", "-t", "00:00:05"]
+        deck = self.deck(dp=1, steps=10**6, every=0)
+        self.run_ballast(1, "train", deck, "-d", run, *settings, status=75)
+        with open(os.path.join(run, "steps.jsonl")) as file:
+            self.assertNotIn("validation_loss", file.read())
+        self.assertEqual(max(self.losses(run)), 5)
+
     def test_keep_and_folder_rules(self):
         deck, run = self.deck(steps=10, every=1), self.out("run")
         self.run_ballast(2, "train", deck, "-d", run)

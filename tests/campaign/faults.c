@@ -3,10 +3,11 @@
  *
  * BALLAST_FAULT="RANK CALL PATH NTH KIND ERRNO", several separated by ";": on the rank (PMI_RANK)
  * RANK, the NTH call (from 1) of CALL (open, pread, pwrite, fsync, ftruncate, fallocate, flock,
- * rename) on a file whose path contains PATH.  PATH may end in @STEP: then only calls made since
- * the path of a checkpoint of that step (step_STEP) was last seen count, until another step's is;
- * @0 is any. KIND: fail (once, with ERRNO), broken (that call and all later ones), short (half of
- * the bytes), lost (success is reported, nothing is written), flip (one bit is altered on its way).
+ * rename, stat) on a file whose path contains PATH, or ends in it where a "$" follows.  PATH may
+ * end in @STEP: then only calls made since the path of a checkpoint of that step (step_STEP) was
+ * last seen count, until another step's is; @0 is any. KIND: fail (once, with ERRNO), broken (that
+ * call and all later ones), short (half of the bytes), lost (success is reported, nothing is
+ * written), flip (one bit is altered on its way).
  * NTH 0 only counts.  CALL MPI_Init: the rank stops itself (SIGSTOP) before that call;
  * MPI_Finalize: it never returns; exit: the rank stops itself after MPI_Finalize; PATH, NTH, KIND
  * and ERRNO are then any. BALLAST_FAULT_LOG: a file to which a line is added when a fault strikes,
@@ -21,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -67,6 +69,13 @@ __attribute__((destructor)) static void end(void) {
   for (int i = 0; i < fault_count; ++i) note("end", &faults[i]);
 }
 
+/* Whether a path contains what a fault names, or ends in it where a "$" follows. */
+static int names(const struct fault* fault, const char* path) {
+  const size_t size = strlen(fault->path), whole = strlen(path);
+  if (size == 0 || fault->path[size - 1] != '$') return strstr(path, fault->path) != NULL;
+  return whole + 1 >= size && !strncmp(path + whole + 1 - size, fault->path, size - 1);
+}
+
 /* The fault that strikes a call on a path, or none. */
 static const struct fault* struck(const char* call, const char* path) {
   const char* step = strstr(path, "step_");
@@ -75,7 +84,7 @@ static const struct fault* struck(const char* call, const char* path) {
   if (step) step_at = atoi(step + strlen("step_"));
   for (int i = 0; i < fault_count; ++i) {
     struct fault* fault = &faults[i];
-    if (strcmp(call, fault->call) || !strstr(path, fault->path)) continue;
+    if (strcmp(call, fault->call) || !names(fault, path)) continue;
     if (fault->step && fault->step != step_at) continue;
     ++fault->seen;
     if (fault->nth == 0 || fault->seen < fault->nth) continue;
@@ -187,6 +196,26 @@ int rename(const char* from, const char* to) {
   NEXT(int, "rename", const char*, const char*);
   const struct fault* fault = struck("rename", from);
   if (!fault) return next(from, to);
+  return fails(fault);
+}
+
+int renameat(int from_fd, const char* from, int to_fd, const char* to) {
+  NEXT(int, "renameat", int, const char*, int, const char*);
+  char link[64], path[8192];
+  const struct fault* fault;
+  ssize_t size;
+  snprintf(link, sizeof link, "/proc/self/fd/%d", from_fd);
+  size = readlink(link, path, sizeof path / 2);
+  snprintf(path + (size < 0 ? 0 : size), sizeof path / 2, "/%s", from);
+  fault = struck("rename", path);
+  if (!fault) return next(from_fd, from, to_fd, to);
+  return fails(fault);
+}
+
+int stat(const char* path, struct stat* status) {
+  NEXT(int, "stat", const char*, struct stat*);
+  const struct fault* fault = struck("stat", path);
+  if (!fault) return next(path, status);
   return fails(fault);
 }
 

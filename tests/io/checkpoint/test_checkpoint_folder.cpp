@@ -31,6 +31,17 @@ TEST_F(Checkpoint, FilesOfALaterFormatEndTheStartAndStay) {
   EXPECT_EQ(latest(warnings), newest);
 }
 
+TEST_F(Checkpoint, AVersionThatNoProgramHasIsDamage) {
+  const auto table = small_table();
+  const std::string good = write(table, 1), newest = write(table, 2);
+  const std::uint64_t version = kCheckpointVersion | std::uint64_t{1} << 34;  // a flipped bit
+  if (world.rank() == 0) put(newest, 16, &version, sizeof version);
+  world.barrier();
+  std::vector<std::string> warnings;
+  EXPECT_EQ(latest(warnings), good);
+  EXPECT_EQ(names(), (std::vector<std::string>{"step_00000001.h5", "step_00000002.h5.damaged"}));
+}
+
 TEST_F(Checkpoint, ALinkThatLeadsNowhereIsPassedOver) {
   const std::string good = write(small_table(), 1), link = dir + "/step_00000002.h5";
   if (world.rank() == 0) fs::create_symlink(dir + "/gone/step_00000002.h5", link);
@@ -65,6 +76,121 @@ TEST_F(Checkpoint, ABranchThatWasLeftIsNoNewStart) {
   std::vector<std::string> warnings;
   const std::string message = error_of([&] { latest(warnings); });
   EXPECT_NE(message.find("overtaken_1"), std::string::npos) << message;
+  world.barrier();
+  if (world.rank() == 0) fs::remove(dir + "/overtaken_1/step_00000003.h5");
+  world.barrier();
+  EXPECT_EQ(latest(warnings), "") << "an empty folder is of no branch";
+}
+
+TEST_F(Checkpoint, AFileThatGetsItsOwnNameBackLeavesNoBranch) {
+  const std::string path = write(small_table(), 4);
+  if (world.rank() == 0) {
+    const std::string named = dir + "/step_00000009.h5";
+    fs::rename(path, named);
+    EXPECT_EQ(take_up(dir, named, 4).left, "");
+    EXPECT_EQ(names(), std::vector<std::string>{"step_00000004.h5"});
+  }
+}
+
+TEST_F(Checkpoint, ALinkThatAKilledStartLeftGoes) {
+  if (world.rank() == 0) {
+    fs::create_symlink(dir + "/elsewhere.h5", dir + "/step_00000004.h5.new");
+    std::ofstream(dir + "/notes.new") << "not ours";
+  }
+  world.barrier();
+  write(small_table(), 5);
+  EXPECT_EQ(names(), (std::vector<std::string>{"notes.new", "step_00000005.h5"}));
+}
+
+/// An attempt of step 5 in the checkpoint folder of a run, and the folder of another run, with an
+/// attempt of step 5 of its own, that takes its place.
+class AttemptInFlight : public Checkpoint {
+ protected:
+  void SetUp() override {
+    Checkpoint::SetUp();
+    run = dir + "/run";
+    other = dir + "/other";
+    if (world.rank() == 0) {
+      fs::create_directory(run);
+      fs::create_directory(other);
+      for (const std::string& name : theirs) std::ofstream(other + "/" + name) << "of " << name;
+    }
+    world.barrier();
+  }
+  CheckpointOutcome begin(CheckpointWriter& writer, const std::vector<Parameter>& table) {
+    const auto [first, last] = cut(numel(table), world.rank(), world.size(), 0);
+    return writer.begin(make_shard(table, first, last, DType::f32, true), some_state(5));
+  }
+  void swap() {
+    world.barrier();
+    if (world.rank() == 0) {
+      fs::rename(run, kept());
+      fs::rename(other, run);
+    }
+    world.barrier();
+  }
+  void expect_theirs() {
+    world.barrier();
+    EXPECT_EQ(names(run), theirs);
+    for (const std::string& name : theirs) {
+      std::ifstream file(run + "/" + name);
+      EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "of " + name);
+    }
+    world.barrier();
+  }
+  std::string kept() const { return dir + "/kept"; }
+  const std::vector<std::string> theirs = {"step_00000001.h5", "step_00000002.h5",
+                                           "step_00000003.h5", "step_00000004.h5",
+                                           "step_00000005.h5.partial"};
+  std::string run, other;
+};
+
+TEST_F(AttemptInFlight, GivenUpItRemovesItsOwnFileAlone) {
+  {
+    CheckpointWriter writer(world, run, 2, std::int64_t{1} << 30);
+    EXPECT_EQ(begin(writer, small_table()).kind, CheckpointOutcome::Kind::none);
+    swap();
+  }
+  expect_theirs();
+  EXPECT_EQ(names(kept()), std::vector<std::string>{});
+}
+
+TEST_F(AttemptInFlight, WaitedForItFailsAndLeavesTheOtherRunAlone) {
+  CheckpointWriter writer(world, run, 2, std::int64_t{1} << 30);
+  begin(writer, small_table());
+  swap();
+  const CheckpointOutcome outcome = writer.finish();
+  EXPECT_EQ(outcome.kind, CheckpointOutcome::Kind::failed);
+  EXPECT_NE(outcome.problem.find("step_00000005.h5.partial"), std::string::npos) << outcome.problem;
+  expect_theirs();
+  EXPECT_EQ(names(kept()), std::vector<std::string>{});
+}
+
+TEST_F(AttemptInFlight, CheckedItGetsItsNameInItsOwnFolder) {
+  // Long enough to read back that the folder can go meanwhile.
+  const std::vector<Parameter> table = {parameter("large", {1 << 21})};
+  const auto sealed = [&] {
+    char magic[8] = {};
+    if (world.rank() == 0)
+      std::ifstream(run + "/step_00000005.h5.partial", std::ios::binary)
+          .read(magic, sizeof magic - 1);
+    return world.all_reduce(std::int64_t{magic == std::string("Ballast")}, Reduction::max) != 0;
+  };
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    CheckpointWriter writer(world, run, 2, std::int64_t{1} << 30);
+    CheckpointOutcome outcome = begin(writer, table);
+    while (writer.in_flight() && !sealed()) outcome = writer.poll();
+    if (!writer.in_flight()) continue;  // it was read back before anybody looked
+    swap();
+    outcome = writer.finish();
+    EXPECT_EQ(outcome.kind, CheckpointOutcome::Kind::failed);
+    EXPECT_NE(outcome.problem.find("its folder was moved"), std::string::npos) << outcome.problem;
+    expect_theirs();
+    EXPECT_EQ(names(kept()), std::vector<std::string>{"step_00000005.h5"});
+    verify_checkpoint(kept() + "/step_00000005.h5", world);
+    return;
+  }
+  ADD_FAILURE() << "no attempt was in flight while it was read back";
 }
 
 TEST_F(Checkpoint, WhatIsWrittenAtOnceIsWaitedForWhole) {
