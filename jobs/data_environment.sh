@@ -17,7 +17,7 @@ stop() {
 }
 
 if cmp -s "$list" "$folder/requirements.txt"; then exit 0; fi
-for python in ${BALLAST_PYTHON:-} python3 /usr/bin/python3; do
+for python in ${BALLAST_PYTHON:+"$BALLAST_PYTHON"} python3 /usr/bin/python3; do
   if "$python" -c 'import h5py, numpy' 2>/dev/null; then break; fi
   python=
 done

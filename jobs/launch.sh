@@ -58,8 +58,9 @@ ballast_setup() {
 # `unknown`.  A job that an element of an array submits has that element's variables.
 ballast_record() {
   local tries=${1:-1} record=''
+  # grep reads to the end (no -m): an scontrol whose pipe closes early would count as no answer.
   until record=$(scontrol -o show job "$SLURM_JOB_ID" 2>/dev/null |
-    grep -m 1 "^JobId=$SLURM_JOB_ID "); do
+    grep "^JobId=$SLURM_JOB_ID "); do
     tries=$((tries - 1))
     [ "$tries" -gt 0 ] || break
     sleep 5

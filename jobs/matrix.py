@@ -8,6 +8,7 @@ training pattern by evaluation pattern, as one command.
 Cases whose names begin alike up to a colon ("values: dense", "values: moba") make one matrix; a
 deck without colons makes one.  A cell is the held-out needle accuracy where the data asks
 questions, else the held-out loss: the mean over seeds, and the spread (largest less smallest).
+An evaluation whose figure is no number is a run that failed, and its cell says so.
 What a folder already holds is not run again, and a training that was stopped continues from its
 newest checkpoint, so a matrix that was stopped goes on; more seeds and cases may join it.
 made_with.json of the folder has the deck and the overrides of its results; with others the folder
@@ -52,6 +53,8 @@ def arguments():
     args = parser.parse_intermixed_args()
     if args.ranks < 1 or args.jobs < 1:
         parser.error("--ranks and --jobs must be at least 1")
+    if len(set(args.seeds)) < len(args.seeds):
+        parser.error("--seeds names a seed twice: both runs would share a folder")
     for program in [args.program] + [args.launcher] * (args.ranks > 1):
         if shutil.which(program) is None:
             parser.error(f"no program '{program}'; build it (jobs/setup.sh) or name another")
@@ -164,13 +167,23 @@ class Runs:
             result = folder / f"eval-{plain(asked)}.json"
             found = self.run("eval", asked, seed, result, *options)
             if found is not None:
-                row[asked] = found.get("needle_accuracy", found["validation_loss"])
+                row[asked] = self.figure(found, result)
         return row
+
+    def figure(self, found, result):
+        """Of an evaluation; None where it is no number, which the twin states as null."""
+        name = "needle_accuracy" if "needle_accuracy" in found else "validation_loss"
+        if found[name] is None:
+            self.failed.append(f"{result}: {name} is no number")
+        return found[name]
 
 
 def cell(values):
+    """Mean and spread over seeds; of seeds of which one has no number there is neither."""
     if not values:
         return "-"
+    if None in values:
+        return "failed"
     text = f"{sum(values) / len(values):.4f}"
     return text + (f" ± {max(values) - min(values):.4f}" if len(values) > 1 else "")
 
@@ -199,9 +212,6 @@ def main():
         found = dict(
             zip(tasks, pool.map(lambda task: runs.row(task[1], task[2], groups[task[0]]), tasks))
         )
-    for group, cases in groups.items():
-        rows = {(c, s): found[(group, c, s)] for c in cases for s in args.seeds}
-        print(table(group, cases, rows), end="\n\n")
     result = {
         "deck": str(args.deck),
         "overrides": args.overrides,
@@ -212,6 +222,9 @@ def main():
         ],
     }
     (args.out / "matrix.json").write_text(json.dumps(result, indent=1) + "\n")
+    for group, cases in groups.items():
+        rows = {(c, s): found[(group, c, s)] for c in cases for s in args.seeds}
+        print(table(group, cases, rows), end="\n\n")
     for line in runs.failed:
         print(f"matrix.py: {line}", file=sys.stderr)
     return 1 if runs.failed else 0

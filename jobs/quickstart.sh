@@ -5,8 +5,8 @@
 #   jobs/quickstart.sh [ballast train arguments...]
 #   jobs/quickstart.sh run.steps=50 mesh.dp=4 mesh.cp_inner=1
 #
-# BALLAST_RANKS (4) ranks; BALLAST_RUN (runs/quickstart, or the next free runs/quickstart-N) is the
-# run folder.
+# BALLAST_RANKS (4) ranks; BALLAST_RUN is the run folder, from where you are (the tree's
+# runs/quickstart, or the next free runs/quickstart-N).
 set -euo pipefail
 exec </dev/null
 root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
@@ -22,7 +22,8 @@ fi
 build=$("$root/jobs/setup.sh" "${cuda[@]}" ballast)
 built=$SECONDS
 
-run=${BALLAST_RUN:-$root/runs/quickstart}
+# Before the cd below: a relative BALLAST_RUN is the caller's.
+run=$(realpath -ms -- "${BALLAST_RUN:-$root/runs/quickstart}")
 if [ -z "${BALLAST_RUN:-}" ]; then
   for ((n = 2; ; ++n)); do
     [ -e "$run" ] || break

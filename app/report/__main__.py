@@ -1,4 +1,5 @@
 """ballast-report RUN_DIR... : imbalance report of one run, or of several side by side."""
+import math
 import os
 import sys
 
@@ -156,7 +157,7 @@ def show_runs(args):
         result = result[0]
     else:
         result = {"cases": [{"name": s["run"], **s} for s in result]}
-    text = json.dumps(clean(result), indent=2) + "\n"
+    text = json.dumps(clean(result), indent=2, allow_nan=False) + "\n"
     for target in [folder / "metrics.json"] + ([Path(args.json)] if args.json else []):
         output.write_text(target, text)
     if args.perfetto:
@@ -165,10 +166,16 @@ def show_runs(args):
 
 
 def clean(value):
-    """JSON knows no NaN: such values are left out."""
+    """JSON knows no NaN and no infinity: such values are left out, in a list they are null."""
     if isinstance(value, dict):
-        return {k: clean(v) for k, v in value.items() if v == v}
-    return [clean(v) for v in value] if isinstance(value, list) else value
+        return {k: clean(v) for k, v in value.items() if finite(v)}
+    if isinstance(value, (list, tuple)):
+        return [clean(v) if finite(v) else None for v in value]
+    return value
+
+
+def finite(value):
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ LEAST_LOSS = 0.03  # share of the ranks' time below which nothing is said
 class Change:
     settings: dict  # "block.key" -> value
     because: str
-    gain: float = None  # of tokens per second, by the simulator; None: not asked
+    gain: float = None  # of tokens per second, by the simulator; None: it gave no answer
     step_s: tuple = ()  # simulated, as it is and with the change
     bytes: tuple = ()  # of the fullest rank, likewise
+    unanswered: str = ""  # why there is no gain
 
     def text(self):
         return " ".join(f"{key}={value}" for key, value in self.settings.items())

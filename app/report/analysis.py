@@ -9,6 +9,7 @@ import batches
 import metrics
 import prediction
 import ring
+import scalars
 import starts
 from load import BESIDE, KINDS, USEFUL, code, codes, parse_deck, step_plans
 
@@ -137,7 +138,8 @@ def analyse(run):
     _overheads(a)
     _memory(a)
     _regions(a)
-    _scalars(a)
+    a.scalars = scalars.read(a)
+    scalars.note_lost_losses(a)
     a.prediction = prediction.compare(run)
     return a
 
@@ -466,18 +468,11 @@ def _regions(a):
             )
 
 
-def _scalars(a):
-    """Scalars of the lowest rank that has them; the step log stands in where no trace has."""
-    for rank in a.ranks:
-        steps = a.run.traces[rank].steps
-        for name, values in steps.items():
-            known = ~np.isnan(values) if name != "step" else np.zeros(0, bool)
-            if name != "step" and known.any() and name not in a.scalars:
-                a.scalars[name] = (steps["step"][known], values[known])
-    if "loss" not in a.scalars and a.run.log:
-        rows = [(line["step"], line["loss"]) for line in a.run.log if "loss" in line]
-        if rows:
-            a.scalars["loss"] = tuple(np.array(rows).T)
+def step_seconds(a):
+    """step -> seconds of the slowest rank."""
+    known = ~np.isnan(a.step_seconds).all(axis=0)
+    slowest = np.nanmax(a.step_seconds[:, known], axis=0) if known.any() else np.zeros(0)
+    return dict(zip(a.steps[known].tolist(), slowest.tolist()))
 
 
 def mean_step_seconds(a):
@@ -508,22 +503,12 @@ def summary(a):
     result.update(recall(a))
     result.update(prediction.summary(a.prediction))
     result.update(a.overheads)
-    for name, key in (
-        ("loss", "loss"),
-        ("validation_loss", "validation_loss"),
-        ("needle_accuracy", "needle_accuracy"),
-    ):
-        if name in a.scalars:
-            result[key] = float(a.scalars[name][1][-1])
-    if "loss" in a.scalars:
-        result["first_loss"] = float(a.scalars["loss"][1][0])
+    result.update(scalars.summary(a))
     if "tokens" in a.scalars and rank_seconds > 0:
         steps, tokens = a.scalars["tokens"]
         result["tokens_per_s_per_rank"] = float(
             tokens[np.isin(steps, a.steps[shown])].sum() / rank_seconds
         )
-    if "mfu" in a.scalars:
-        result["mfu"] = float(np.mean(a.scalars["mfu"][1]))
     if "total" in a.memory and not np.isnan(a.memory["total"]).all():
         result["peak_bytes"] = float(np.nanmax(a.memory["total"]))
     here = ~np.isnan(a.step_seconds) & shown

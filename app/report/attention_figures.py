@@ -3,6 +3,7 @@ import numpy as np
 
 import metrics
 from analysis import HEAD_PATTERNS
+from load import rows_by
 from plot import bars, heat, line, names, of_ranks, panel, some, stepped
 from style import MUTED, SERIES, seconds_unit, series
 
@@ -70,13 +71,12 @@ def recall(a):
     if a.recall is None:
         return None
     layers, heads = (np.unique(a.recall[:, i]) for i in (3, 4))
-    steps = np.unique(a.recall[:, 0])
+    by_step = rows_by(a.recall[:, 0], a.recall)
+    steps = list(by_step)
     shown = [("mean over steps", a.recall)]
-    shown += [(f"step {int(s)}", a.recall[a.recall[:, 0] == s]) for s in some(steps, 30)]
+    shown += [(f"step {int(s)}", by_step[s]) for s in some(steps, 30)]
     frames = [(label, [_by_head(rows, layers, heads)]) for label, rows in shown]
-    mean, interval = np.array(
-        [metrics.recall(a.recall[a.recall[:, 0] == step]) for step in steps]
-    ).T
+    mean, interval = np.array([metrics.recall(rows) for rows in by_step.values()]).T
     curve = line("recall", steps, mean, SERIES[0], marks=True)
     curve["error_y"] = {"type": "data", "array": interval, "thickness": 1}
     panels = [

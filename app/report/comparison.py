@@ -1,18 +1,10 @@
 """Several runs side by side: step by step, and their metrics."""
 import numpy as np
 
-from analysis import CATEGORIES, summary
+from analysis import CATEGORIES, step_seconds, summary
 from plot import bars, line, panel
 from style import CATEGORY_COLOURS, loss_unit, seconds_unit, series
 from tables import COMPARED, Table
-
-
-def step_seconds(a):
-    """step -> seconds of the slowest rank."""
-    known = ~np.isnan(a.step_seconds).all(axis=0)
-    return {
-        int(s): float(np.nanmax(a.step_seconds[:, i])) for i, s in enumerate(a.steps) if known[i]
-    }
 
 
 def steps(analyses):

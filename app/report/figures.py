@@ -105,7 +105,7 @@ def split(a):
         return None
     here = ~np.isnan(a.step_seconds)
     by_rank = np.array([_mean(whole[r, here[r]]) for r in range(len(a.ranks))])
-    by_step = np.array([_mean(whole[here[:, s], s]) for s in range(len(a.steps))])
+    by_step = (whole * here[..., None]).sum(axis=0) / np.maximum(here.sum(axis=0), 1)[:, None]
     factor, unit = seconds_unit(max(by_rank.sum(axis=1).max(), by_step.sum(axis=1).max()))
     used = [c for c in range(len(CATEGORIES)) if by_rank[:, c].any() or by_step[:, c].any()]
     most = max(1, min(40, MOST_CELLS // (len(a.ranks) * len(used))))

@@ -114,6 +114,13 @@ def codes(kinds):
     return np.array([code(k) for k in kinds], dtype=int)
 
 
+def rows_by(keys, rows):
+    """Key -> its rows in their order, keys ascending."""
+    order = np.argsort(keys, kind="stable")
+    found, begins = np.unique(keys[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(rows[order], begins[1:])))
+
+
 def step_plans(traces):
     """Step -> the plan that it executed, ascending: all ranks that ran the step store the same."""
     plans = {}

@@ -272,7 +272,10 @@ def document(title, subtitle, nav, body, panels=None, groups=None):
         data = [("panels", panels.made), ("rank-groups", groups or {})]
         script = "".join(
             f'<script type="application/json" id="{key}">'
-            + json.dumps(plain(value), separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+            # No "<" at all: not only "</script" but "<!--<script" too changes how a page is read.
+            + json.dumps(plain(value), separators=(",", ":"), allow_nan=False).replace(
+                "<", "\\u003c"
+            )
             + "</script>\n"
             for key, value in data
         )

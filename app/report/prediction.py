@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from load import code
+from load import code, rows_by
 from starts import session_of_rank
 
 USEFUL_OPS = ("forward", "backward", "backward_input", "backward_weight")
@@ -50,16 +50,14 @@ def _both_sides(run):
         for i, session in enumerate(trace.sessions):
             mine = measured[(measured["session"] == i) & (measured["step"] >= 0)]
             if len(mine):
-                sessions[session.number][rank] = (trace.predicted, mine)
+                sides = (trace.predicted, mine)
+                sessions[session.number][rank] = [rows_by(side["step"], side) for side in sides]
     found = {}
     for number, ranks in sessions.items():
-        steps = [
-            np.intersect1d(predicted["step"], mine["step"]) for predicted, mine in ranks.values()
-        ]
-        for step in sorted(set(steps[0].tolist()).intersection(*map(np.ndarray.tolist, steps[1:]))):
+        steps = [predicted.keys() & ran.keys() for predicted, ran in ranks.values()]
+        for step in sorted(set.intersection(*steps)):
             found[step] = number, {
-                rank: tuple(side[side["step"] == step] for side in sides)
-                for rank, sides in ranks.items()
+                rank: tuple(side[step] for side in sides) for rank, sides in ranks.items()
             }
     return dict(sorted(found.items()))
 

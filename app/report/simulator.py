@@ -41,7 +41,7 @@ class Simulator:
         """(twin, "") or (None, why there is none)."""
         left = self.until - time.monotonic()
         if left <= 0:
-            return None, "no time was left to ask"
+            return None, f"not asked, {MOST_SECONDS:.0f} s were over"
         with tempfile.TemporaryDirectory(prefix="ballast-report-") as folder:
             deck, twin = Path(folder) / "deck.toml", Path(folder) / "twin.json"
             deck.write_text(self.deck_text, encoding="utf-8")
@@ -55,7 +55,9 @@ class Simulator:
                     errors="replace",
                     timeout=left,
                 )
-            except (OSError, subprocess.TimeoutExpired) as error:
+            except subprocess.TimeoutExpired:
+                return None, f"not answered when {MOST_SECONDS:.0f} s were over"
+            except OSError as error:
                 return None, f"{self.program}: {error}"
             if done.returncode != 0:
                 lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -87,7 +89,7 @@ class Simulator:
         return now["simulated"]["step_s"], ""
 
     def _judge(self, change, now):
-        then, _ = self.ask(change.settings)
+        then, change.unanswered = self.ask(change.settings)
         if then is None:
             return
         rate = [twin["simulated"]["tokens_per_s"] for twin in (now, then)]

@@ -28,14 +28,22 @@ def session_of_rank(trace, number):
 def session_numbers(a, steps):
     """Numbers of the sessions that ran these steps; the newest where none is known."""
     numbers = np.full(len(steps), a.run.first_trace.last.number)
-    known = np.isin(steps, a.steps)
-    numbers[known] = a.session[np.searchsorted(a.steps, np.asarray(steps)[known])]
+    # Asked about one step at a time too, so all steps are never gone through (a.steps ascends).
+    at = np.searchsorted(a.steps, steps)
+    known = at < len(a.steps)
+    known[known] = a.steps[at[known]] == np.asarray(steps)[known]
+    numbers[known] = a.session[at[known]]
     return numbers
 
 
 def session_of_step(a, step):
     """The session that ran a step, as its lowest rank has it."""
     (number,) = session_numbers(a, [step])
+    return session_of_number(a, number)
+
+
+def session_of_number(a, number):
+    """The run's session of this number, as its lowest rank has it."""
     for rank in a.ranks:
         session = session_of_rank(a.run.traces[rank], number)
         if session.number == number:
@@ -75,9 +83,11 @@ def members(a):
 def worlds(a, windows):
     """The worlds of the shown steps; `windows`: (session, place of the step) -> [(begin, end)]."""
     found = defaultdict(list)
-    for s in np.flatnonzero(a.shown):
-        ranks = session_of_step(a, a.steps[s]).ranks
-        found[ranks, tuple(np.flatnonzero(a.members[:, s]))].append(s)
+    # Who takes part in a step is who takes part in its session.
+    for number in np.unique(a.session[a.shown]).tolist():
+        steps = np.flatnonzero(a.shown & (a.session == number))
+        who = np.flatnonzero(a.members[:, steps[0]])
+        found[session_of_number(a, number).ranks, tuple(who)] += steps.tolist()
     result = []
     for (ranks, who), steps in found.items():
         per_session = defaultdict(list)  # clocks of sessions have nothing to do with one another

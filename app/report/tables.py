@@ -6,7 +6,7 @@ import numpy as np
 
 import metrics
 import starts
-from analysis import CATEGORIES, HEAD_PATTERNS
+from analysis import CATEGORIES, HEAD_PATTERNS, step_seconds
 from load import COORDINATES
 from output import writing
 from prediction import OPS
@@ -391,11 +391,7 @@ def steps(a):
     names = sorted(a.scalars)
     known = {n: dict(zip(s.tolist(), v.tolist())) for n, (s, v) in a.scalars.items()}
     every = sorted({int(s) for values in known.values() for s in values} | set(a.steps.tolist()))
-    slowest = {
-        int(s): float(np.nanmax(a.step_seconds[:, i]))
-        for i, s in enumerate(a.steps)
-        if not np.isnan(a.step_seconds[:, i]).all()
-    }
+    slowest = step_seconds(a)
     return Table(
         "steps",
         "",
@@ -416,12 +412,16 @@ def segments(a):
     )
 
 
+# Every single number of metrics.json, of runs side by side.
 COMPARED = [
     ("ranks", "ranks", ""),
+    ("ranks_read", "ranks with a trace", ""),
     ("steps", "steps", ""),
+    ("runtime_s", "runtime (s)", ".4f"),
     ("step_time_s", "step time (s)", ".4f"),
     ("tokens_per_s_per_rank", "tokens / s / rank", ",.0f"),
     ("mfu", "MFU", ".3f"),
+    ("first_loss", "first loss", ".4f"),
     ("loss", "last loss", ".4f"),
     ("validation_loss", "held-out loss", ".4f"),
     ("needle_accuracy", "needle accuracy", ".4f"),
@@ -433,11 +433,18 @@ COMPARED = [
     ("computation_ratio", "computation ratio", ".4f"),
     ("sparsity_ratio", "sparsity ratio", ".4f"),
     ("mean_budget", "mean budget", ".2f"),
+    ("budget_overflow", "overflow of budgets", ",.0f"),
+    ("recall", "recall", ".4f"),
+    ("recall_interval", "recall, \u00b1", ".4f"),
     ("dst_overhead_share", "DST, share of step", ".5f"),
     ("sab_overhead_share", "SAB, share of step", ".5f"),
     ("imbalance", "imbalance", ".4f"),
     ("bubble_ratio", "bubble ratio", ".4f"),
+    ("predicted_schedule_s", "schedule, predicted (s)", ".5f"),
+    ("schedule_s", "schedule, measured (s)", ".5f"),
     ("prediction_error", "prediction error", ".4f"),
+    ("predicted_bubble_ratio", "bubble ratio of schedules, predicted", ".4f"),
+    ("schedule_bubble_ratio", "bubble ratio of schedules, measured", ".4f"),
     ("dbr", "dbr", ".4f"),
     ("pr", "pr", ".4f"),
     ("abr", "abr", ".4f"),

@@ -131,7 +131,8 @@ def _coordinate(a):
     """The mesh coordinate that explains most of the difference between ranks, over the steps on the
     newest mesh: a rank had other coordinates on another."""
     newest = a.run.first_trace.last
-    steps = [s for s in np.flatnonzero(a.shown) if _mesh(a, s) == newest.mesh]
+    alike = [n for n in np.unique(a.session) if starts.session_of_number(a, n).mesh == newest.mesh]
+    steps = np.flatnonzero(a.shown & np.isin(a.session, alike))
     traces = [a.run.traces[rank] for rank in a.ranks]
     here = np.array([trace.last.number == newest.number for trace in traces])
     useful = np.nansum(a.useful[np.ix_(here, steps)], axis=1)
@@ -153,12 +154,7 @@ def _coordinate(a):
     return f"The difference follows {best[0]}: it explains {percent(best[1])} of it."
 
 
-def _mesh(a, s):
-    return starts.session_of_step(a, a.steps[s]).mesh
-
-
 def _ask(a, verdict, program):
-    asked = len(verdict.changes)
     now_s, why = simulator.Simulator(program, a.run.deck_text).judge(verdict.changes)
     if now_s is None:
         verdict.simulator = f"The simulator could not be asked: {why}."
@@ -168,13 +164,8 @@ def _ask(a, verdict, program):
     off = max(measured_s, now_s) / max(min(measured_s, now_s), 1e-12)
     verdict.simulator = (
         f"By `ballast check` on this deck: {duration(now_s)} a step as it is (mean of"
-        f" {simulator.STEPS}), {asked} changes asked about"
+        f" {simulator.STEPS}), {_answers(verdict.changes, better)}"
     )
-    if not better:
-        tried = ", ".join(f"`{c.text()}`" for c in verdict.changes)
-        verdict.simulator += f", none faster by more than 1 %: {tried}."
-    else:
-        verdict.simulator += f", {len(better)} faster."
     if off > WRONG_CLOCK:
         verdict.simulator += (
             f" Its clock is off by a factor of {off:.1f} from the {duration(measured_s)} measured:"
@@ -185,6 +176,27 @@ def _ask(a, verdict, program):
     for change in sorted(better, key=lambda c: -c.gain):
         best.setdefault(tuple(sorted(change.settings)), change)
     verdict.changes = list(best.values())[:MOST_SHOWN]
+
+
+def _answers(asked, better):
+    """What came of the changes that were asked about, those without an answer apart."""
+    answered = [c for c in asked if c.gain is not None]
+    text = f"{len(answered)} change{'s' * (len(answered) != 1)} simulated"
+    if better:
+        text += f", {len(better)} faster"
+    elif answered:
+        text += f", none faster by more than 1 %: {_settings(answered)}"
+    text += "."
+    reasons = {}  # changes without an answer by the reason, in order
+    for change in asked:
+        if change.gain is None:
+            reasons.setdefault(change.unanswered, []).append(change)
+    told = "; ".join(f"{_settings(changes)} ({why})" for why, changes in reasons.items())
+    return text + (f" Without an answer: {told}." if told else "")
+
+
+def _settings(changes):
+    return ", ".join(f"`{c.text()}`" for c in changes)
 
 
 def percent(share):

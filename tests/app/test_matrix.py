@@ -107,6 +107,33 @@ class Matrix(RunCase):
         self.assertEqual(missing.returncode, 1)
         self.assertIn("no case of", missing.stderr)
 
+    def test_an_evaluation_without_a_number_is_a_failed_cell(self):
+        """The others stand, also when the matrix is started again."""
+        program = self.folder / "ballast"
+        program.write_text(
+            "#!/usr/bin/env python3\nimport json, sys\n"
+            "lost = sys.argv[1] == 'eval' and sys.argv[4] == 'values: moba'\n"
+            "twin = {'validation_loss': None if lost else 2.5}\n"
+            "json.dump(twin, open(sys.argv[sys.argv.index('--json') + 1], 'w'))\n"
+        )
+        program.chmod(0o755)
+        more = ("--only", "values", "--seeds", "1", "2", "--program", str(program))
+        for _ in range(2):
+            done = self.matrix(self.deck_file, *more)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertRegex(done.stdout, r"dense +2\.5000 ± 0\.0000 +failed\n")
+            self.assertIn("eval-values__moba.json: validation_loss is no number", done.stderr)
+            cells = json.loads((self.folder / "m/matrix.json").read_text())["cells"]
+            self.assertEqual(len(cells), 4)
+            want = {"values: dense": 2.5, "values: moba": None}
+            self.assertEqual(cells[0]["evaluated"], want)
+
+    def test_a_seed_is_given_once(self):
+        done = self.matrix(self.deck_file, "--seeds", "1", "2", "1", "--jobs", "2")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--seeds names a seed twice", done.stderr)
+        self.assertFalse((self.folder / "m").exists())
+
     def test_names_that_would_share_a_folder_are_refused(self):
         self.deck_file.write_text(DECK + '[[case]]\nname = "values_ dense"\n')
         done = self.matrix(self.deck_file)

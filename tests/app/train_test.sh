@@ -4,7 +4,8 @@
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$(dirname "$(dirname "${BALLAST_PROGRAM:-/usr/bin/ballast}")")
-for python in ${BALLAST_PYTHON:-} "$build/python/bin/python" python3 /usr/bin/python3; do
+for python in ${BALLAST_PYTHON:+"$BALLAST_PYTHON"} "$build/python/bin/python" python3 \
+  /usr/bin/python3; do
   if "$python" -c 'import h5py' 2>/dev/null; then
     cd "$here" && exec "$python" -m unittest -v "${1:-test_train}"
   fi

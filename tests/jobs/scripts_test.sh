@@ -142,7 +142,8 @@ case $1 in
   show) printf '   Command=%s\n' "$SLURM_COMMAND" ;;
   -o) printf 'JobId=%s%s JobName=x Restarts=%s JobState=%s\n' "$SLURM_JOB_ID" \
     "${RECORD_ARRAY-$array}" "${RECORD_RESTARTS:-$SLURM_RESTART_COUNT}" \
-    "${RECORD_STATE:-RUNNING}" ;;
+    "${RECORD_STATE:-RUNNING}"
+    [ -z "$SCONTROL_MORE" ] || seq -f 'JobId=1%.0f Restarts=0' 200000 ;;
 esac
 STAND_IN
 printf '#!/bin/sh\necho "ballast-report $*"\n' >"$folder/slurm/ballast-report"
@@ -180,6 +181,8 @@ check "train.sbatch has srun's status where Slurm does not answer" 75 'is unknow
   batch BALLAST_PROFILE="$folder/quick.sh" SCONTROL_FAILS=1 SRUN_STATUS=75 "$train" a.toml
 check "  after some tries" 75 '^slept 5$' \
   batch BALLAST_PROFILE="$folder/quick.sh" SCONTROL_FAILS=1 SRUN_STATUS=75 "$train" a.toml
+check "train.sbatch takes the record of an scontrol that says more" 75 'checkpoint: requeued' \
+  batch BALLAST_PROFILE="$folder/quick.sh" SCONTROL_MORE=1 SRUN_STATUS=75 "$train" a.toml
 check "train.sbatch says how a job goes on that it does not requeue" 75 \
   "is COMPLETING: .*: BALLAST_RESUME=1 BALLAST_RUN=.*a-7 sbatch $train a.toml run.name=.\"a\\\\ b" \
   batch RECORD_STATE=COMPLETING SRUN_STATUS=75 "$train" a.toml 'run.name="a b"'
@@ -319,6 +322,40 @@ for script in train sweep report; do
       "$root/jobs/$script.sbatch"
   done
 done
+
+# An interpreter whose path has a space is one path.
+mkdir -p "$folder/p q" "$folder/wrapped"
+cat >"$folder/p q/python" <<'STAND_IN'
+#!/bin/sh
+# As much of an interpreter as its scripts need: -c and -m do nothing, but for a folder of venv's.
+[ "$1" != -c ] || exit 0
+echo "interpreter with a space: $*"
+case "$*" in *venv*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python" ;; esac
+STAND_IN
+chmod +x "$folder/p q/python"
+for tool in report data; do
+  sed -e 's/@[a-z_]*@/somewhere/' "$root/cmake/ballast-$tool.in" >"$folder/wrapped/ballast-$tool"
+  check "ballast-$tool takes BALLAST_PYTHON with a space in it" 0 '^interpreter with a space' \
+    env BALLAST_PYTHON="$folder/p q/python" sh "$folder/wrapped/ballast-$tool" x
+done
+check "the environment of ballast-data does as well" 0 '^interpreter with a space: -m venv ' \
+  env BALLAST_PYTHON="$folder/p q/python" "$root/jobs/data_environment.sh" "$folder/environment"
+
+# quickstart.sh trains in its tree; a run folder is named from where the caller stands.
+mkdir -p "$folder"/quick/{jobs,build/bin} "$folder/caller"
+cp "$root/jobs/quickstart.sh" "$folder/quick/jobs"
+printf '#!/bin/sh\necho "%s"\n' "$folder/quick/build" >"$folder/quick/jobs/setup.sh"
+echo "MPIEXEC_EXECUTABLE:FILEPATH=$folder/quick/mpiexec" >"$folder/quick/build/CMakeCache.txt"
+printf '#!/bin/sh\necho "mpiexec $*"\n' >"$folder/quick/mpiexec"
+report=$folder/quick/build/bin/ballast-report
+printf '#!/bin/sh\nmkdir -p "$1" && touch "$1/report.html"\n' >"$report"
+chmod +x "$folder"/quick/jobs/*.sh "$folder/quick/mpiexec" "$report"
+quickstart() { (cd "$folder/caller" && env "$@" "$folder/quick/jobs/quickstart.sh"); }
+check "quickstart takes a run folder of the caller's" 0 "-d $folder/caller/my/run\$" \
+  quickstart BALLAST_RUN=my/run
+check "  by a whole path too" 0 "-d $folder/elsewhere\$" quickstart BALLAST_RUN="$folder/elsewhere"
+check "  and has one of its own otherwise" 0 "-d $folder/quick/runs/quickstart\$" \
+  quickstart BALLAST_RUN=
 
 # The version is that of the newest tag, else a stated one.
 mkdir -p "$folder/tagged/cmake"

@@ -1,6 +1,7 @@
 """Path of the report's modules, and a temporary folder for each test."""
 import contextlib
 import csv
+import importlib.util
 import io
 import json
 import os
@@ -18,6 +19,14 @@ sys.path.insert(0, str(REPORT))
 PROGRAM = os.environ.pop("BALLAST_PROGRAM", "")  # verdicts ask it where a test says so
 
 
+def command_line():
+    """The module of the command line, which bears the name of every program's."""
+    spec = importlib.util.spec_from_file_location("ballast_report_main", REPORT / "__main__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class RunTest(unittest.TestCase):
     def setUp(self):
         self.folder = Path(tempfile.mkdtemp(prefix="ballast_report_"))
@@ -25,13 +34,9 @@ class RunTest(unittest.TestCase):
 
     def report(self, *arguments, status=0, draw=True):
         """Runs the command line; returns what it printed."""
-        import importlib.util
-
         import page
 
-        spec = importlib.util.spec_from_file_location("ballast_report_main", REPORT / "__main__.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = command_line()
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(
             err

@@ -112,6 +112,11 @@ class Outputs(support.RunTest):
         said = self.report(self.folder, "--out", self.folder, status=2)
         self.assertIn(f"{self.folder / 'report.html'} is there", said)
 
+    def test_numbers_that_json_does_not_know_are_left_out(self):
+        clean = support.command_line().clean
+        values = {"a": np.nan, "b": [1.0, -np.inf], "c": {"d": np.inf, "e": "inf"}}
+        self.assertEqual(clean(values), {"b": [1.0, None], "c": {"e": "inf"}})
+
 
 class CommandLine(unittest.TestCase):
     def run_report(self, *arguments, **keywords):

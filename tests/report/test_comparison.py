@@ -3,6 +3,7 @@ import unittest
 
 import synthetic
 from support import RunTest
+import tables
 from synthetic import Rank
 
 
@@ -23,6 +24,27 @@ class SideBySide(RunTest):
                 r.event("step", step, step + seconds * (1 + r.rank), step=step)
                 r.step(step, peak_bytes_total=2.0**21)
         return synthetic.write(self.folder / name, ranks)
+
+    def test_every_number_of_metrics_json_is_compared(self):
+        r = Rank(0, 1)
+        r.event("step", 0, 10, step=0)
+        r.event("forward", 0, 4, step=0, mb=0)
+        r.predicted("forward", 0, 5, step=0, mb=0)
+        r.budget(0, 0, 0, 8, 100, 400, 3)
+        r.step(0, loss=3.0, tokens=9, mfu=0.5, peak_bytes_total=2.0**21, validation_loss=2.0)
+        r.plan("recall", 1, 0, [[0, 0, -1, 0, 0, 8, 100, 0.9, 0.03, 0.5, 0.1, 0.2, 0.5, 0.1]])
+        r.plan("step", 2, 0, synthetic.batch_plan((0, 1, [64])))
+        run = synthetic.write(self.folder / "whole", [r])
+        self.report(run, run, "--out", self.out, draw=False)
+        case = self.metrics(self.out)["cases"][0]
+        numbers = {k: v for k, v in case.items() if isinstance(v, (int, float))}
+        self.assertLessEqual({"recall_interval", "schedule_s", "budget_overflow"}, set(numbers))
+        compared = {key: label for key, label, _ in tables.COMPARED}
+        self.assertEqual([key for key in numbers if key not in compared], [])
+        rows = {r["metric"]: r["whole"] for r in self.table(self.out, "comparison.csv")}
+        for key, value in numbers.items():
+            factor = 2**-20 if key == "peak_bytes" else 1
+            self.assertAlmostEqual(float(rows[compared[key]]), value * factor, msg=key)
 
     def test_memory_is_in_mebibytes(self):
         rows = {r["metric"]: r for r in self.table(self.out, "comparison.csv")}

@@ -1,6 +1,8 @@
 """Names of runs and of their files: no two are one, and all are checked before one is written."""
 import ast
 import csv
+import json
+import re
 import shutil
 import unittest
 from unittest.mock import patch
@@ -47,6 +49,22 @@ class Names(unittest.TestCase):
                             columns = columns.left
                         found[call.args[0].value] = columns.elts[0].value.lower()
         self.assertEqual(found, {**tables.HEADINGS, **comparison.HEADINGS})
+
+
+class Page(support.RunTest):
+    def test_a_name_that_looks_like_html_costs_no_figure(self):
+        """A script that holds both a comment's begin and a script's never ends."""
+        runs = [synthetic.known_run(self.folder / name) for name in ("<!--<script>", "b")]
+        self.report(*runs, "--out", self.folder / "out")
+        page = (self.folder / "out" / "report.html").read_text(encoding="utf-8")
+        panels, groups = re.findall(
+            r'<script type="application/json" id="[^"]*">(.*)\n?</script>', page
+        )
+        self.assertNotIn("<", panels + groups)
+        self.assertIn(
+            "<!--<script>",
+            [d["name"] for p in json.loads(panels) for d in p.get("data", ()) if "name" in d],
+        )
 
 
 class Files(support.RunTest):

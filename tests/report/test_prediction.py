@@ -3,11 +3,16 @@ missing."""
 import csv
 import json
 import re
+import time
+import unittest.mock
+from types import SimpleNamespace
 
 import h5py
+import numpy as np
 import synthetic
 from support import RunTest
 from synthetic import Rank
+import prediction
 
 # stage -> ops in order: kind, micro-batch, predicted begin and end, measured begin and end (of step
 # 0; step 1 takes twice as long)
@@ -122,3 +127,22 @@ class Prediction(RunTest):
         self.report(run, draw=False)
         (stage,) = self.metrics(run / "report")["predicted_stages"]
         self.assertAlmostEqual(stage["busy"]["measured_s"], (2 + 4) / 2)
+
+    def test_sides_of_many_steps_are_paired_in_one_pass(self):
+        """Steps 1 to 60,000 simulated in disorder, 2 to 60,001 measured."""
+        count = 60_000
+        names = ("step", "session", "micro_batch", "layer", "kind")
+        table = np.full(count, -1, [(name, "i4") for name in names])
+        table["session"], table["micro_batch"] = 0, 0
+        predicted, measured = table.copy(), table.copy()
+        predicted["step"], measured["step"] = np.arange(count, 0, -1), np.arange(2, count + 2)
+        with unittest.mock.patch.object(prediction, "code", lambda kind: -1):
+            session = SimpleNamespace(number=4)
+            trace = SimpleNamespace(events=measured, sessions=[session], predicted=predicted)
+            begin = time.process_time()
+            both = prediction._both_sides(SimpleNamespace(traces={0: trace}))
+            self.assertLess(time.process_time() - begin, 3)
+        self.assertEqual(list(both), list(range(2, count + 1)))
+        for step in (2, 777, count):
+            number, sides = both[step]
+            self.assertEqual((number, [s["step"].tolist() for s in sides[0]]), (4, [[step]] * 2))

@@ -21,6 +21,19 @@ class Answers(simulator.Simulator):
         return {"simulated": twin, "largest_rank_bytes": 2**30}, ""
 
 
+class Late(Answers):
+    """Answers one question; then its time is over."""
+
+    def __init__(self):
+        super().__init__(now=100)
+
+    def ask(self, settings):
+        if settings:
+            return simulator.Simulator.ask(self, settings)
+        self.until = 0
+        return super().ask(settings)
+
+
 class Judgement(unittest.TestCase):
     def judged(self, **rates):
         changes = [advice.Change({A: "balanced"}, "a"), advice.Change({B: 4}, "b")]
@@ -41,6 +54,13 @@ class Judgement(unittest.TestCase):
     def test_two_changes_that_gain_less_together_are_not_added(self):
         changes = self.judged(now=100, method=120, window=110, method_window=115)
         self.assertEqual([c.settings for c in changes], [{A: "balanced"}, {B: 4}])
+
+    def test_a_change_that_no_time_is_left_for_says_so(self):
+        changes = [advice.Change({A: "balanced"}, "a")]
+        asked = Late()
+        asked.judge(changes)
+        self.assertIsNone(changes[0].gain)
+        self.assertEqual(changes[0].unanswered, "not asked, 12 s were over")
 
 
 if __name__ == "__main__":

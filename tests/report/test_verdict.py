@@ -38,6 +38,13 @@ class Verdict(support.RunTest):
         self.report(run, draw=False)
         return self.metrics(run / "report")["verdict"]
 
+    def asked(self, program, run):
+        """The verdict where `program` stands for ballast, however slow this machine is."""
+        named = {"BALLAST_PROGRAM": str(program)}
+        with unittest.mock.patch.dict("os.environ", named):
+            with unittest.mock.patch("simulator.MOST_SECONDS", 300):
+                return self.verdict(run)
+
     def test_known_numbers(self):
         run = uneven_run(self.folder / "run")
         found = self.verdict(run)
@@ -76,21 +83,33 @@ class Verdict(support.RunTest):
         program = self.folder / "ballast"
         program.write_text(SIMULATOR)
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        with unittest.mock.patch.dict("os.environ", {"BALLAST_PROGRAM": str(program)}):
-            found = self.verdict(uneven_run(self.folder / "run"))
+        found = self.asked(program, uneven_run(self.folder / "run"))
         self.assertEqual(
             [c["settings"] for c in found["changes"]], [{"batching.method": "balanced"}]
         )
         self.assertAlmostEqual(found["changes"][0]["simulated_gain"], 0.25)
         self.assertEqual(found["changes"][0]["step_s"], [10, 8])
         self.assertIn("+25 % tokens a second", self.body(self.folder / "run" / "report"))
+        self.assertIn(", 2 changes simulated, 1 faster. Without an answer:", found["simulator"])
+        refused = "`batching.window=4` (deck.toml:3: no window here)."
+        self.assertTrue(found["simulator"].endswith(refused), found["simulator"])
+
+    def test_changes_without_an_answer_are_not_counted(self):
+        program = self.folder / "ballast"
+        program.write_text(SIMULATOR.replace('"batching.method=balanced" in', '"x" in'))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        found = self.asked(program, uneven_run(self.folder / "run"))
+        self.assertIn("2 changes simulated, none faster by more than 1 %", found["simulator"])
+        listed, refused = found["simulator"].split("Without an answer: ")
+        self.assertIn("`batching.method=balanced`", listed)
+        self.assertNotIn("batching.window", listed)
+        self.assertIn("batching.window=4", refused)
 
     def test_simulator_that_fails_is_named(self):
         program = self.folder / "ballast"
         program.write_text("#!/bin/sh\necho 'deck.toml:1: no such data' >&2\nexit 1\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        with unittest.mock.patch.dict("os.environ", {"BALLAST_PROGRAM": str(program)}):
-            found = self.verdict(uneven_run(self.folder / "run"))
+        found = self.asked(program, uneven_run(self.folder / "run"))
         self.assertIn("no such data", found["simulator"])
         self.assertTrue(all("simulated_gain" not in c for c in found["changes"]))
 
