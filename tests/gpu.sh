@@ -4,9 +4,9 @@
 # attention kernels under compute-sanitizer where it and nvcc are there.
 #
 #   tests/gpu.sh [FOLDER [PATTERN]]   FOLDER holds ballast, test_cuda and test_parallel (default:
-#                                     the build tree's); PATTERN (of grep -E) picks parts by name, such as
-#                                     'chunks|pipelines'; BALLAST_GPU_PART_S: seconds that a part
-#                                     may take (300)
+#                                     the build tree's); PATTERN (of grep -E) picks parts by
+#                                     name, such as 'chunks|pipelines'; BALLAST_GPU_PART_S:
+#                                     seconds that a part may take (300)
 #
 # A part that fails or hangs does not keep the others from running; last comes a table of all
 # parts, after the ends of those that failed.  Without a GPU it says why it skips and leaves
