@@ -357,6 +357,7 @@ class Dpo(RunCase):
         self.assertIn("trained against another reference", done.stdout + done.stderr)
         without = [self.dpo(free="true"), *goes_on, "checkpoint.at_end=true"]
         self.run_ballast(1, "train", *without)  # for a step: the model still came from there
+        elsewhere = self.dpo(reference=self.out("elsewhere.h5"), weights=other)
         done = self.run_ballast(1, "train", elsewhere, *goes_on[:4], "run.steps=3", status=1)
         self.assertIn("trained against another reference", done.stdout + done.stderr)
         deck = self.dpo(reference=reference)
