@@ -14,6 +14,7 @@
 #include "app/plan/drift_sample.hpp"
 #include "app/plan/opened_files.hpp"
 #include "app/plan/planned_run.hpp"
+#include "core/base/shell_word.hpp"
 #include "core/config/run_options.hpp"
 #include "core/predict/memory_replay.hpp"
 #include "core/search/tune_reasons.hpp"
@@ -37,8 +38,7 @@ void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
   const Dataset& data = samples.dataset();
   refuse_missing_held_out(config, data, samples.sampler());
   refuse_missing_drift_sample(config, data, samples.sampler());
-  const std::int64_t longest = longest_sample(data), tokens = data.length(longest);
-  input.longest = {longest, tokens, tokens};
+  input.longest = sample_length(data, longest_sample(data), false);
   const auto add = [&](const std::vector<SampleLength>& list) {
     if (!list.empty()) input.evaluated.push_back(list);
   };
@@ -50,9 +50,9 @@ void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
 /// The command, as one would type it once more.
 std::string typed(const CommandLine& line) {
   const TuneLine& t = line.tune;
-  std::string text = "ballast tune " + line.deck_file;
-  for (const std::string& setting : line.overrides) text += " '" + setting + "'";
-  if (!line.case_name.empty()) text += fmt::format(" --case '{}'", line.case_name);
+  std::string text = "ballast tune " + shell_word(line.deck_file);
+  for (const std::string& setting : line.overrides) text += " " + shell_word(setting);
+  if (!line.case_name.empty()) text += " --case " + shell_word(line.case_name);
   if (t.ranks > 0) text += fmt::format(" --ranks {}", t.ranks);
   if (t.memory_gib > 0) text += fmt::format(" --memory {}", t.memory_gib);
   if (t.coverage > 0) text += fmt::format(" --coverage {}", t.coverage);
@@ -161,17 +161,17 @@ std::string write_problem(const TuneLine& asked) {
 /// The best plan's deck; parsed before it is written, so that it is sound.
 void write_deck(const CommandLine& line, const Config& base, const Trial& best,
                 const std::string& source) {
-  const std::string& file = line.tune.write;
+  const std::string &file = line.tune.write, typed_file = shell_word(file);
   std::string text = fmt::format("# {}\n", describe(best.candidate));
   text += fmt::format("# Chosen by: {}\n# Predicted: {};\n", typed(line), summary(best));
-  text += fmt::format("# means of {} steps, by {}.\n", best.steps, source);
-  text += fmt::format("#   ballast check {}\n#   mpiexec -n {} ballast train {}\n", file,
-                      best.candidate.mesh.size(), file);
+  text += fmt::format("# means of {} steps, by {}.\n", best.steps, comment_text(source));
+  text += fmt::format("#   ballast check {}\n#   mpiexec -n {} ballast train {}\n", typed_file,
+                      best.candidate.mesh.size(), typed_file);
   text += stated_deck(with(base, best.candidate));
   parse_config(text, file);
   require_written(file, text);
   fmt::print("\nwrote {}; train with it: mpiexec -n {} ballast train {}\n", file,
-             best.candidate.mesh.size(), file);
+             best.candidate.mesh.size(), typed_file);
 }
 
 TuneResult search(const CommandLine& line, TuneInput& input, std::string& source,

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -14,6 +15,7 @@
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
 #include "core/config/step_options.hpp"
+#include "core/plan/batch/pairs.hpp"
 #include "core/search/tune_bounds.hpp"
 
 namespace ballast {
@@ -83,6 +85,8 @@ class Search {
     for (const RecomputeOptions& r : recompute_choices(base))
       result_.choices[{"recompute", name(r.mode)}];
     for (const int zero : zero_choices(base)) result_.choices[{"zero", fmt::to_string(zero)}];
+    const Candidate deck = deck_plan(base);
+    const std::int64_t deck_budget = dst_options(base).base_budget;
     std::map<std::tuple<Batching, int, bool, ScheduleKind>, std::size_t> kinds;
     for (Candidate& c : space.candidates) {
       Entry entry;
@@ -100,6 +104,9 @@ class Search {
         note_bytes(c, entry.figures.bytes);
         continue;
       }
+      // The deck's plan tries as many orders as the deck says.
+      if (same_choices(c, deck) && (c.budget == 0 || c.budget == deck_budget))
+        deck_ = entries_.size(), c.orders = deck.orders;
       entry.candidate = std::move(c);
       entries_.push_back(std::move(entry));
     }
@@ -157,14 +164,21 @@ class Search {
                : found_[static_cast<std::size_t>(options_.list) - 1].step_s;
   }
 
-  /// First a candidate of every choice that none was tried of, then neighbours of the best, then
-  /// those that promise most.
+  /// Whether tuning lowers this base budget below the coverage, by the trials so far, so that more
+  /// of them would be lost.
+  bool uncovered(std::int64_t budget) const {
+    const auto at = coverage_.find(budget);
+    return at != coverage_.end() && at->second.held == 0 && at->second.refused >= 2 * kWave;
+  }
+
+  /// First the deck's plan and a candidate of every choice that none was tried of, then neighbours
+  /// of the best, then those that promise most.
   std::vector<std::size_t> next_wave(std::size_t most) const {
     const double limit = cutoff();
     std::vector<std::pair<double, std::size_t>> order, near;
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       const Entry& e = entries_[i];
-      if (e.tried || e.figures.bound_s >= limit) continue;
+      if (e.tried || e.figures.bound_s >= limit || uncovered(e.candidate.budget)) continue;
       order.emplace_back(promise(e), i);
       for (std::size_t b = 0; b < std::min<std::size_t>(3, found_.size()); ++b)
         if (neighbours(e.candidate, found_[b].candidate)) {
@@ -181,6 +195,7 @@ class Search {
       if (wave.size() < size && std::find(wave.begin(), wave.end(), i) == wave.end())
         wave.push_back(i), covered.insert(entries_[i].choices.begin(), entries_[i].choices.end());
     };
+    if (deck_ && !entries_[*deck_].tried) take(*deck_);
     const auto untried = [&](const ChoiceFacts* c) { return c->trials == 0 && !covered.count(c); };
     for (const auto& [s, i] : order) {
       if (wave.size() == size || s > kPromising * order.front().first) break;
@@ -205,7 +220,9 @@ class Search {
     const double began = elapsed_s();
     std::vector<Trial> done(wave.size());
     each(wave.size(), [&](TuneTrials& trials, std::size_t i) {
-      done[i] = trials.lightest(entries_[wave[i]].candidate);
+      const Candidate& candidate = entries_[wave[i]].candidate;
+      done[i] = trials.lightest(candidate);
+      if (wave[i] == deck_) done[i] = trials.better_as_it_is(std::move(done[i]), saving(candidate));
     });
     trials_s_ += elapsed_s() - began;
     for (std::size_t i = 0; i < wave.size(); ++i) {
@@ -227,7 +244,18 @@ class Search {
                      [](const Trial& a, const Trial& b) { return a.step_s < b.step_s; });
   }
 
+  /// The deck's plan with what the deck says that saves memory.
+  Candidate saving(Candidate c) const {
+    const Candidate deck = deck_plan(input_.base);
+    c.recompute = deck.recompute, c.offload = deck.offload, c.zero = deck.zero;
+    return c;
+  }
+
   void note(const Trial& trial) {
+    if (trial.uncovered || trial.covered_of > 0) {
+      Coverage& seen = coverage_[trial.candidate.budget];
+      ++(trial.uncovered ? seen.refused : seen.held);
+    }
     if (trial.state == TrialState::refused) {
       ++result_.refused;
       note_refusal(trial.candidate, trial.words);
@@ -251,6 +279,11 @@ class Search {
       std::int64_t& least = result_.choices[facet].least_bytes;
       least = least == 0 ? bytes : std::min(least, bytes);
     }
+  }
+
+  bool is_deck(const Trial& trial) const {
+    return deck_ && same_choices(trial.candidate, entries_[*deck_].candidate) &&
+           trial.candidate.budget == entries_[*deck_].candidate.budget;
   }
 
   bool fits(const Trial& trial) {
@@ -281,6 +314,16 @@ class Search {
     try_all(in_time(std::move(wave), kExplained));
   }
 
+  /// Leaves the first `count` of what was found, and the deck's plan however slow its first steps
+  /// are; the others stand in reserve.
+  void carry(std::size_t count) {
+    const auto cut = found_.begin() + static_cast<std::ptrdiff_t>(count);
+    const auto others = std::stable_partition(
+        cut, found_.end(), [this](const Trial& trial) { return is_deck(trial); });
+    reserve_.insert(reserve_.begin(), others, found_.end());
+    found_.erase(others, found_.end());
+  }
+
   /// Fewer and fewer of the best over more and more steps, while there is time for all that are
   /// listed.
   void finish() {
@@ -294,9 +337,7 @@ class Search {
           in_time(std::min(found_.size(), now >= options_.steps ? list : 2 * list),
                   static_cast<double>(now - last) * step_s, 1);
       if (carried < std::min(list, found_.size())) break;
-      reserve_.insert(reserve_.begin(), found_.begin() + static_cast<std::ptrdiff_t>(carried),
-                      found_.end());
-      found_.resize(carried);
+      carry(carried);
       std::vector<Trial> longer(found_.size());
       each(found_.size(), [&](TuneTrials& trials, std::size_t i) {
         longer[i] = trials.longer(found_[i], now, false);
@@ -347,6 +388,11 @@ class Search {
   std::int64_t planned_ = 0;                         ///< steps in them
   std::vector<std::unique_ptr<TuneTrials>> trials_;  ///< one a thread
   std::vector<Entry> entries_;
+  std::optional<std::size_t> deck_;  ///< of them: the deck's plan
+  struct Coverage {
+    std::size_t held = 0, refused = 0;
+  };
+  std::map<std::int64_t, Coverage> coverage_;     ///< trials of tuned budgets, by the base budget
   std::vector<std::pair<double, double>> error_;  ///< [kind] sum of simulated over estimate, count
   std::pair<double, double> all_errors_{0, 0};
   std::vector<Trial> found_;    ///< that fit, the fastest first
@@ -383,11 +429,12 @@ std::vector<std::int64_t> covering_budgets(const Config& base,
   for (const std::int64_t budget : candidates) {
     double sum = 0, tokens = 0;
     for (const SampleLength& s : samples)
-      for (const std::int64_t blocks : simulation.coverage_blocks) {
-        const double n = static_cast<double>(s.tokens);
-        sum += n * simulated_coverage(s.tokens, budget, blocks, simulation.block_tokens);
-        tokens += n;
-      }
+      for (const std::int64_t length : document_lengths(s))
+        for (const std::int64_t blocks : simulation.coverage_blocks) {
+          const auto n = static_cast<double>(length);
+          sum += n * simulated_coverage(length, budget, blocks, simulation.block_tokens);
+          tokens += n;
+        }
     most = std::max(most, tokens > 0 ? sum / tokens : 1);
     if (sum >= coverage * tokens) list.push_back(budget);
   }

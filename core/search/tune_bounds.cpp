@@ -6,6 +6,8 @@
 
 #include "core/config/run_options.hpp"
 #include "core/config/step_options.hpp"
+#include "core/plan/attention/block_budget.hpp"
+#include "core/plan/batch/pairs.hpp"
 
 namespace ballast {
 namespace {
@@ -23,6 +25,48 @@ double least_rate(std::int64_t most, const Time& time) {
 
 /// Whether samples may be cut into pieces, which may be quicker by the pair than the whole.
 bool cuts(Batching method) { return method == Batching::chunkflow || method == Batching::balanced; }
+
+/// What attention to a document takes in one layer.
+struct DocumentClock {
+  const Costs& costs;
+  const ContextSplit& split;
+  std::vector<std::int64_t> budgets;  ///< that a micro-batch may get, ascending
+  std::int64_t block_tokens = 0;
+
+  double seconds(std::int64_t query, std::int64_t prefix, std::int64_t budget) const {
+    return costs.attention(query, prefix, budget, split, Recompute::none).total_s();
+  }
+  double pairs(std::int64_t query, std::int64_t prefix, std::int64_t budget) const {
+    return static_cast<double>(query) *
+           computed_keys(query, prefix, budget, block_tokens, costs.pattern());
+  }
+  /// The least of what(budget): a small budget may be dearer than dense attention, and all that
+  /// hold the document are that.
+  template <class What>
+  double least(std::int64_t tokens, const What& what) const {
+    double least_s = std::numeric_limits<double>::infinity();
+    for (const std::int64_t budget : budgets) {
+      least_s = std::min(least_s, what(budget));
+      if (budget_takes_all(budget, block_tokens, tokens)) break;
+    }
+    return least_s;
+  }
+  double whole_s(std::int64_t tokens) const {
+    return least(tokens, [&](std::int64_t budget) { return seconds(tokens, 0, budget); });
+  }
+  /// In any pieces, each with its own budget: no fewer pairs than by the smallest, none quicker
+  /// than by the quickest.
+  double cut_s(std::int64_t tokens) const {
+    const double pair_s = least(tokens, [&](std::int64_t budget) {
+      double quickest = seconds(tokens, 0, budget) / pairs(tokens, 0, budget);
+      for (std::int64_t n = 64; n < tokens; n *= 2)
+        for (const std::int64_t prefix : {std::int64_t{0}, tokens - n})
+          quickest = std::min(quickest, seconds(n, prefix, budget) / pairs(n, prefix, budget));
+      return quickest;
+    });
+    return std::min(whole_s(tokens), pairs(tokens, 0, budgets.front()) * pair_s);
+  }
+};
 
 }  // namespace
 
@@ -55,29 +99,26 @@ const TuneBounds::Attention& TuneBounds::attention(const Candidate& c, const Con
   if (!fresh) return at->second;
   const Config config = with(input_.base, c);
   const SimulationOptions simulation = simulation_options(config, RunOptions::from(config));
-  // Tuning may lower the budget of any micro-batch.
-  const std::int64_t usual = simulation.base_budget,
-                     least = simulation.tune ? simulation.dst.candidates.front() : usual;
-  const Costs& costs = trials_.costs(c);
-  const auto seconds = [&](std::int64_t tokens, std::int64_t budget) {
-    return costs.attention(tokens, 0, budget, split, Recompute::none).total_s();
-  };
-  const auto pair_s = [&](std::int64_t tokens) {
-    return seconds(tokens, least) /
-           (static_cast<double>(tokens) *
-            computed_keys(tokens, 0, least, simulation.block_tokens, costs.pattern()));
-  };
+  // Tuning may take any candidate for any micro-batch.
+  const std::int64_t usual = simulation.base_budget;
+  const DocumentClock clock{
+      trials_.costs(c), split,
+      simulation.tune ? simulation.dst.candidates : std::vector<std::int64_t>{usual},
+      simulation.block_tokens};
+  std::map<std::int64_t, std::pair<double, double>> known;  // at least and usually, by tokens
   for (const SampleLength& s : input_.steps.front()) {
-    double layer = seconds(s.tokens, least);
-    if (cuts(c.method)) {
-      const double whole = pair_s(s.tokens);
-      double quickest = whole;
-      for (std::int64_t n = 64; n < s.tokens; n *= 2) quickest = std::min(quickest, pair_s(n));
-      if (whole > 0) layer *= quickest / whole;
+    double least_s = 0;
+    for (const std::int64_t tokens : document_lengths(s)) {
+      if (tokens == 0) continue;
+      const auto [length, first] = known.try_emplace(tokens);
+      if (first)
+        length->second = {cuts(c.method) ? clock.cut_s(tokens) : clock.whole_s(tokens),
+                          clock.seconds(tokens, 0, usual)};
+      least_s += length->second.first;
+      at->second.usual_s += length->second.second;
     }
-    at->second.all_s += layer;
-    at->second.longest_s = std::max(at->second.longest_s, layer);
-    at->second.usual_s += seconds(s.tokens, usual);
+    at->second.all_s += least_s;
+    at->second.samples.emplace_back(s.tokens, least_s);
   }
   return at->second;
 }
@@ -108,18 +149,20 @@ TuneBounds::Work TuneBounds::measure(const Candidate& c, int joined) {
                          });
   w.head_s =
       tokens_ * least_rate(most, [&](std::int64_t n) { return costs.head(n, split).total_s(); });
-  const double attention_s = scale * attention(c, split).usual_s;
-  w.lane_s = tokens_ * token_s + scale * attention(c, split).all_s;
+  const Attention& attention = this->attention(c, split);
+  const double attention_s = scale * attention.usual_s;
+  w.lane_s = tokens_ * token_s + scale * attention.all_s;
   w.usual_s = tokens_ * token_s + attention_s;
-  w.longest_s = scale * attention(c, split).longest_s + static_cast<double>(longest_) * token_s;
-  if (c.ring() > 1) {
+  for (const auto& [tokens, seconds] : attention.samples)
+    w.longest_s = std::max(w.longest_s, scale * seconds + static_cast<double>(tokens) * token_s);
+  if (const int ring = split.ring(); ring > 1) {
     const std::int64_t pack = std::max<std::int64_t>(c.capacity, 1);
-    const RingLevel level = c.mesh.cp_outer > 1 ? RingLevel::outer : RingLevel::inner;
+    const RingLevel level = split.ring_outer > 1 ? RingLevel::outer : RingLevel::inner;
     const Link link = ring_link(c.mesh, split, level);
-    const double hops = tokens_ / static_cast<double>(pack) * scale * (c.ring() - 1) *
+    const double hops = tokens_ / static_cast<double>(pack) * scale * (ring - 1) *
                         (2 * costs.ring_hop(pack, split, level, false, link) +
                          costs.ring_hop(pack, split, level, true, link));
-    w.ring_s = std::max(0.0, hops - attention_s * (c.ring() - 1) / c.ring()) + 0.02 * attention_s;
+    w.ring_s = std::max(0.0, hops - attention_s * (ring - 1) / ring) + 0.02 * attention_s;
   }
   return w;
 }
@@ -142,14 +185,15 @@ TuneBounds::Figures TuneBounds::of(const Candidate& c) {
   double all_s = std::numeric_limits<double>::infinity(), longest_s = all_s, head_s = all_s,
          usual_s = all_s, ring_s = 0;
   int widest = 1;
-  for (const int ranks : joined(c)) {
+  const std::vector<int> joined = this->joined(c);
+  for (const int ranks : joined) {
     const Work& w = work(c, ranks);
     all_s = std::min(all_s, ranks * w.lane_s);
     usual_s = std::min(usual_s, ranks * w.usual_s);
     head_s = std::min(head_s, ranks * w.head_s);
     longest_s = std::min(longest_s, w.longest_s);
     widest = std::max(widest, ranks);
-    if (ranks == 1 || ring_s == 0) ring_s = w.ring_s;
+    if (ranks == joined.front()) ring_s = w.ring_s;
   }
   const bool cut = cuts(c.method);
   const double fullest_stage =

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "core/search/tune_trial.hpp"
@@ -26,13 +27,14 @@ class TuneBounds {
   struct Work {
     double lane_s = 0;     ///< of one data-parallel rank, if it did all, at least
     double usual_s = 0;    ///< the same with samples whole and budgets that nothing tunes
-    double longest_s = 0;  ///< of the longest sample
+    double longest_s = 0;  ///< of the sample that takes longest, at least
     double head_s = 0;     ///< of all tokens
     double ring_s = 0;     ///< hops of the step's tokens that no attention hides, an estimate
   };
   /// Seconds of one layer's attention, at least; `usual_s`: of all, untuned and whole.
   struct Attention {
-    double all_s = 0, longest_s = 0, usual_s = 0;
+    double all_s = 0, usual_s = 0;
+    std::vector<std::pair<std::int64_t, double>> samples;  ///< tokens and seconds of each
   };
   const Attention& attention(const Candidate& candidate, const ContextSplit& split);
   /// Of a micro-batch, as many as products may gain from.

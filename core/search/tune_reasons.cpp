@@ -12,6 +12,7 @@ namespace ballast {
 namespace {
 
 constexpr double kEven = 0.9;  // load balance above which ranks wait for stages, not for each other
+constexpr double kSame = 1e-6;  // of a step: less is rounding
 
 /// What ranks wait for.
 std::string waits(const Trial& t) {
@@ -62,8 +63,10 @@ std::string largest_difference(const Trial& slower, const Trial& faster) {
   std::size_t most = 0;
   for (std::size_t i = 1; i < a.size(); ++i)
     if (a[i].second - b[i].second > a[most].second - b[most].second) most = i;
+  const double more_s = a[most].second - b[most].second;
+  if (more_s <= kSame * slower.first_step_s) return "nothing of the first step takes longer";
   const std::string what = a[most].first == "bubble" ? waits(slower) : a[most].first;
-  return fmt::format("{} {:+.3g} s", what, a[most].second - b[most].second);
+  return fmt::format("{} {:+.3g} s", what, more_s);
 }
 
 std::string nothing_fits(const TuneResult& result, const TuneLimits& limits) {

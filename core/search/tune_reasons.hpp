@@ -22,7 +22,8 @@ std::vector<Loss> losses(const TuneResult& result, const TuneLimits& limits);
 /// Why no plan fits: the smallest that was found, or what refused all.
 std::string nothing_fits(const TuneResult& result, const TuneLimits& limits);
 
-/// What of a step's time exceeds that of another the most: "exchange +0.120 s".
+/// What of a first step's time exceeds that of another the most: "exchange +0.120 s"; that nothing
+/// does.
 std::string largest_difference(const Trial& slower, const Trial& faster);
 
 }  // namespace ballast

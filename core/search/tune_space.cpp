@@ -61,7 +61,9 @@ std::vector<MeshShape> meshes(const Config& base, int ranks, std::int64_t longes
       if (!keeps(d.sp, deck.sp, sp) || base.model.query_heads % sp != 0) continue;
       for (const int ring : divisors(ranks / pp / sp)) {
         const int dp = ranks / pp / sp / ring;
-        if (std::int64_t{sp} * ring > finest || !keeps(d.dp, deck.dp, dp)) continue;
+        // What the deck says may be finer.
+        const bool as_deck = sp == deck.sp && ring == deck.cp();
+        if ((std::int64_t{sp} * ring > finest && !as_deck) || !keeps(d.dp, deck.dp, dp)) continue;
         std::vector<std::pair<int, int>> levels = ring_levels(ring, sp, node);
         if (deck.cp() == ring) levels.emplace_back(deck.cp_outer, deck.cp_inner);
         std::set<std::pair<int, int>> seen;
@@ -94,36 +96,76 @@ std::vector<std::int64_t> chunk_tokens(const Config& base, std::int64_t longest)
   for (std::int64_t parts = 2; parts <= 32 && !named; parts *= 2)
     if (longest / parts >= align) list.push_back(round_up(longest / parts, align));
   if (list.empty()) list.push_back(round_up(longest, align));
+  if (base.batching.method == Batching::chunkflow) list.push_back(base.chunk.tokens);
   return choices_of(base, &defaults().chunk.tokens, base.chunk.tokens, list);
 }
 
-std::vector<std::int64_t> chunk_ks(const Config& base, std::int64_t chunks) {
+/// Of chunks of so many tokens, the deck's first.  More than twice the longest sample's chunks keep
+/// all, as fewer do.
+std::vector<std::int64_t> chunk_ks(const Config& base, std::int64_t tokens, std::int64_t longest) {
+  const std::int64_t chunks = (longest + tokens - 1) / tokens, deck = base.chunk.k;
   std::vector<std::int64_t> list;
+  if (base.batching.method == Batching::chunkflow &&
+      (tokens == base.chunk.tokens || deck < 2 * chunks))
+    list.push_back(deck);
   for (const std::int64_t k : base.chunk.search_k.empty()
                                   ? std::vector<std::int64_t>{1, 2, 4, 8, 16}
                                   : base.chunk.search_k)
     if (list.empty() || k < 2 * chunks) list.push_back(k);
-  return choices_of(base, &defaults().chunk.k, base.chunk.k, list);
+  return choices_of(base, &defaults().chunk.k, deck, list);
+}
+
+/// The deck's groups where it says which.
+std::vector<PackGroup> deck_groups(const Config& base) {
+  return base.batching.groups_from == GroupSource::deck ? pack_groups(base)
+                                                        : std::vector<PackGroup>{};
+}
+
+/// Groups with the ranks and recomputed layers that the command line states; none where it states
+/// another number of them.
+std::vector<PackGroup> with_held(const Config& base, std::vector<PackGroup> groups) {
+  const BatchingConfig &b = base.batching, &d = defaults().batching;
+  const bool ranks = held(base, &d.group_ranks), layers = held(base, &d.group_recompute);
+  const auto says = [&](const std::vector<std::int64_t>& list, std::size_t g, int unsaid) {
+    return list.empty() ? unsaid : static_cast<int>(list[g]);
+  };
+  for (const auto& [stated, list] :
+       {std::pair(ranks, &b.group_ranks), std::pair(layers, &b.group_recompute)})
+    if (stated && !list->empty() && list->size() != groups.size()) return {};
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (ranks) groups[g].ranks = says(b.group_ranks, g, 1);
+    if (layers) groups[g].recompute_layers = says(b.group_recompute, g, -1);
+  }
+  return groups;
 }
 
 /// Ways to pack by groups: short samples alone on a rank, the longest on several.
 std::vector<std::vector<PackGroup>> pack_group_choices(const Config& base, const MeshShape& mesh,
                                                        std::int64_t longest) {
-  if (held(base, &defaults().batching.groups)) return {pack_groups(base)};
+  const BatchingConfig& d = defaults().batching;
+  if (held(base, &d.groups)) return {pack_groups(base)};
   std::vector<std::vector<PackGroup>> list;
-  if (const std::vector<PackGroup> deck = pack_groups(base);
+  const auto add = [&](const std::vector<PackGroup>& like) {
+    const std::vector<PackGroup> groups = with_held(base, like);
+    const bool divide = std::all_of(groups.begin(), groups.end(), [&](const PackGroup& g) {
+      return mesh.dp % std::max(1, g.ranks) == 0;
+    });
+    if (!groups.empty() && divide && std::find(list.begin(), list.end(), groups) == list.end())
+      list.push_back(groups);
+  };
+  if (const std::vector<PackGroup> deck = deck_groups(base);
       !deck.empty() && deck.back().tokens >= longest)
-    list.push_back(deck);
+    add(deck);
   const std::int64_t whole = round_up(longest, attention_options(base).align()),
                      first = base.batching.micro_batch_tokens;
   for (const std::int64_t shorter : {first, 2 * first})
     for (const int ranks : divisors(mesh.dp)) {
       if (ranks > 1 && mesh.sp > 1) continue;
-      if (shorter < whole)
-        list.push_back({{shorter, 1, -1}, {whole, ranks, -1}});
-      else if (ranks == 1)
-        list.push_back({{whole, 1, -1}});
+      if (shorter < whole) add({{shorter, 1, -1}, {whole, ranks, -1}});
     }
+  const bool one = (held(base, &d.group_ranks) && base.batching.group_ranks.size() == 1) ||
+                   (held(base, &d.group_recompute) && base.batching.group_recompute.size() == 1);
+  if (2 * first >= whole || one) add({{whole, 1, -1}});
   return list;
 }
 
@@ -138,19 +180,15 @@ std::vector<Batching> methods(const Config& base) {
 /// Candidates of a mesh by method, all else the deck's.
 std::vector<Candidate> method_choices(const Config& base, const MeshShape& mesh,
                                       std::int64_t longest) {
-  Candidate point;
+  Candidate point = deck_plan(base);
   point.mesh = mesh;
-  point.layout = base.ring.layout, point.schedule = base.pipeline.schedule;
-  point.orders = base.pipeline.search;
-  point.recompute = base.recompute, point.zero = base.optimizer.zero;
-  point.chunk_k = base.chunk.k, point.offload = base.chunk.offload;
   std::vector<Candidate> list;
   for (const Batching method : methods(base)) {
     point.method = method, point.groups.clear();
     point.capacity = base.batching.micro_batch_tokens;
     if (method == Batching::chunkflow) {
       for (const std::int64_t tokens : chunk_tokens(base, longest))
-        for (const std::int64_t k : chunk_ks(base, (longest + tokens - 1) / tokens)) {
+        for (const std::int64_t k : chunk_ks(base, tokens, longest)) {
           Candidate& c = list.emplace_back(point);
           c.capacity = tokens, c.chunk_k = k;
         }
@@ -178,28 +216,39 @@ std::vector<ScheduleKind> schedules(const Config& base, const Candidate& c) {
   const bool chunks = c.method == Batching::chunkflow;
   if (c.mesh.pp == 1 && !chunks) return {base.pipeline.schedule};
   std::vector<ScheduleKind> list{ScheduleKind::one_f_one_b, ScheduleKind::state_aware_1f1b};
-  if (c.mesh.pp > 1) list.insert(list.end(), {ScheduleKind::zero_bubble, ScheduleKind::gpipe});
-  // Without stages a schedule only bounds live chunks.
+  if (c.mesh.pp > 1)
+    list.insert(list.end(), {ScheduleKind::zero_bubble, ScheduleKind::gpipe});
+  else if (base.pipeline.schedule != ScheduleKind::automatic)  // it only bounds live chunks
+    list.push_back(base.pipeline.schedule);
   return choices_of(base, &defaults().pipeline.schedule, base.pipeline.schedule, list);
 }
 
-/// A list of recomputed layers that says nothing is left out.
-void take(const std::vector<PackGroup>& groups, BatchingConfig& batching) {
+/// Groups that are the deck's leave its keys as they are.
+void take(const std::vector<PackGroup>& groups, const Config& base, BatchingConfig& batching) {
+  batching.groups = base.batching.groups, batching.group_ranks = base.batching.group_ranks;
+  batching.group_recompute = base.batching.group_recompute;
+  batching.groups_from = base.batching.groups_from;
+  if (groups == deck_groups(base)) return;
   set_groups(batching, groups);
+  // A list of recomputed layers that says nothing is left out, as is a held one of ranks.
+  if (held(base, &defaults().batching.group_ranks))
+    batching.group_ranks = base.batching.group_ranks;
   if (std::none_of(groups.begin(), groups.end(),
                    [](const PackGroup& g) { return g.recompute_layers >= 0; }))
     batching.group_recompute.clear();
+  if (held(base, &defaults().batching.group_recompute))
+    batching.group_recompute = base.batching.group_recompute;
 }
 
 /// Remembers what the table of combinations says of candidates that are alike to it.
 class Allowed {
  public:
-  explicit Allowed(const Config& base) : scratch_(base) {}
+  explicit Allowed(const Config& base) : base_(base), scratch_(base) {}
   /// "" or why not.
   const std::string& words(const Candidate& c) {
     scratch_.mesh = c.mesh;
     scratch_.batching.method = c.method;
-    if (c.method == Batching::hbp) take(c.groups, scratch_.batching);
+    if (c.method == Batching::hbp) take(c.groups, base_, scratch_.batching);
     const auto key = std::tuple(c.method, ranks_share_packs(scratch_), c.mesh.dp > 1, c.mesh.pp > 1,
                                 c.mesh.sp > 1, c.mesh.cp_outer > 1, c.ring() > 1, c.layout,
                                 c.schedule, c.offload);
@@ -214,6 +263,7 @@ class Allowed {
   }
 
  private:
+  const Config& base_;
   Config scratch_;
   std::map<
       std::tuple<Batching, bool, bool, bool, bool, bool, bool, LayoutKind, ScheduleKind, Offload>,
@@ -241,6 +291,26 @@ bool held(const Config& config, const void* member_of_default) {
   return config.from.of(key_filling(member_of_default).path()).origin == Origin::command_line;
 }
 
+Candidate deck_plan(const Config& base) {
+  Candidate c;
+  c.mesh = base.mesh, c.method = base.batching.method;
+  const bool chunks = c.method == Batching::chunkflow;
+  c.capacity = chunks ? base.chunk.tokens : base.batching.micro_batch_tokens;
+  c.chunk_k = base.chunk.k, c.offload = base.chunk.offload;
+  if (c.method == Batching::hbp) c.groups = deck_groups(base);
+  // With stages or chunks the search names the schedule that "auto" is.
+  c.schedule = c.mesh.pp > 1 || chunks ? pipeline_options(base).schedule : base.pipeline.schedule;
+  c.layout = base.ring.layout, c.orders = base.pipeline.search;
+  c.recompute = base.recompute, c.zero = base.optimizer.zero;
+  return c;
+}
+
+bool same_choices(const Candidate& a, const Candidate& b) {
+  return a.mesh == b.mesh && a.method == b.method && a.groups == b.groups &&
+         a.capacity == b.capacity && a.chunk_k == b.chunk_k && a.layout == b.layout &&
+         a.schedule == b.schedule;
+}
+
 Config with(const Config& base, const Candidate& c) {
   Config changed = base;
   changed.mesh = c.mesh;
@@ -252,7 +322,7 @@ Config with(const Config& base, const Candidate& c) {
   } else {
     batching.micro_batch_tokens = c.capacity;
   }
-  if (c.method == Batching::hbp) take(c.groups, batching);
+  if (c.method == Batching::hbp) take(c.groups, base, batching);
   changed.ring.layout = c.layout, changed.pipeline.schedule = c.schedule;
   if (state_aware(c.schedule) && !held(base, &defaults().pipeline.search))
     changed.pipeline.search = c.orders;
@@ -291,6 +361,12 @@ std::string stated_deck(const Config& config) {
   return out;
 }
 
+/// Whether chunk.k says anything: schedules that are not state-aware keep all of a sample's chunks.
+static bool counts_chunks(const Candidate& c) {
+  return c.method == Batching::chunkflow &&
+         (state_aware(c.schedule) || c.schedule == ScheduleKind::automatic);
+}
+
 std::vector<std::pair<std::string, std::string>> facets(const Candidate& c, bool saving) {
   std::vector<std::pair<std::string, std::string>> list{
       {"method", name(c.method)},
@@ -303,7 +379,7 @@ std::vector<std::pair<std::string, std::string>> facets(const Candidate& c, bool
   if (c.mesh.pp > 1 || chunks) list.emplace_back("schedule", name(c.schedule));
   if (chunks) {
     list.emplace_back("chunk", fmt::to_string(c.capacity));
-    list.emplace_back("k", fmt::to_string(c.chunk_k));
+    if (counts_chunks(c)) list.emplace_back("k", fmt::to_string(c.chunk_k));
     if (saving) list.emplace_back("offload", name(c.offload));
   } else if (c.method != Batching::none && c.method != Batching::hbp) {
     list.emplace_back("micro-batch", fmt::to_string(c.capacity));
@@ -318,8 +394,9 @@ std::vector<std::pair<std::string, std::string>> facets(const Candidate& c, bool
 std::string describe(const Candidate& c) {
   std::string text = name(c.method);
   if (c.method == Batching::chunkflow)
-    text += fmt::format(" {} K {}{}", c.capacity, c.chunk_k,
-                        c.offload == Offload::host ? " offloaded" : "");
+    text +=
+        fmt::format(" {}{}{}", c.capacity, counts_chunks(c) ? fmt::format(" K {}", c.chunk_k) : "",
+                    c.offload == Offload::host ? " offloaded" : "");
   else if (c.method == Batching::hbp)
     for (const PackGroup& g : c.groups) {
       text += fmt::format(" {}/{}", g.tokens, g.ranks);
@@ -346,13 +423,10 @@ std::string describe(const Candidate& c) {
 
 namespace {
 
-/// Whether the candidate differs in nothing that runs from the one of the first K: schedules that
-/// keep all of a sample's chunks have no K.
+/// Whether the candidate differs in nothing that runs from the one of the first K.
 bool repeats(const Config& base, const Candidate& c, std::int64_t longest) {
-  if (c.method != Batching::chunkflow || state_aware(c.schedule) ||
-      c.schedule == ScheduleKind::automatic)
-    return false;
-  return c.chunk_k != chunk_ks(base, (longest + c.capacity - 1) / c.capacity).front();
+  return c.method == Batching::chunkflow && !counts_chunks(c) &&
+         c.chunk_k != chunk_ks(base, c.capacity, longest).front();
 }
 
 }  // namespace

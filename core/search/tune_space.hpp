@@ -27,6 +27,12 @@ struct Candidate {
   int ring() const { return mesh.cp(); }
 };
 
+/// The deck as it stands.
+Candidate deck_plan(const Config& base);
+
+/// Whether two candidates are alike in all but budget, orders and what saves memory.
+bool same_choices(const Candidate& a, const Candidate& b);
+
 /// The deck with a candidate's values.  Where a stage's time is stated, it is that of the
 /// candidate's stages: the deck's, times mesh.pp of the deck over that of the candidate.
 /// Provenance names `origin` for every key whose value changes.
@@ -50,9 +56,9 @@ std::vector<std::pair<std::string, std::string>> facets(const Candidate& candida
 /// Whether the command line states the key of a member: the search leaves it as it is.
 bool held(const Config& config, const void* member_of_default);
 
-/// All candidates of `ranks` ranks but what saves memory (the deck's), and what the table of
-/// combinations refuses.  `longest`: tokens of the longest sample; `budgets` of the sparse pattern
-/// to try, {0}: the deck's.
+/// All candidates of `ranks` ranks, the deck's plan among them where it has as many, but what saves
+/// memory (the deck's), and what the table of combinations refuses.  `longest`: tokens of the
+/// longest sample; `budgets` of the sparse pattern to try, {0}: the deck's.
 struct TuneSpace {
   std::vector<Candidate> candidates;
   struct Refused {

@@ -13,6 +13,7 @@
 #include "core/config/step_options.hpp"
 #include "core/plan/plan_step.hpp"
 #include "core/predict/memory_replay.hpp"
+#include "core/predict/sparsity_tuning.hpp"
 #include "core/predict/step_memory.hpp"
 
 namespace ballast {
@@ -99,21 +100,50 @@ std::int64_t peak_bytes(const StepPlan& plan, const std::set<int>& lanes,
   return bytes;
 }
 
-/// Peak bytes of the ranks that hold the data's longest sample, were it in this step.
+/// Peak bytes of the fullest rank, were the data's longest sample in this step: of the ranks that
+/// hold it, all of its groups, and of those that are full with what it leaves to them.
 std::int64_t longest_bytes(const PlannedDeck& deck, std::vector<SampleLength> samples,
                            const SampleLength& longest) {
   const auto most = std::max_element(
       samples.begin(), samples.end(),
       [](const SampleLength& a, const SampleLength& b) { return a.tokens < b.tokens; });
   if (most == samples.end() || most->tokens >= longest.tokens) return 0;
-  most->tokens = longest.tokens;
+  most->tokens = longest.tokens, most->chosen_tokens = longest.chosen_tokens;
   const StepPlan plan = plan_step(0, samples, deck.step);
-  std::set<int> lanes;
+  std::set<int> lanes = heavy_lanes(plan);
   for (const PlannedMicroBatch& m : plan.micro_batches)
     if (std::any_of(m.segments.begin(), m.segments.end(),
                     [&](const Segment& s) { return s.sample == most->sample; }))
-      lanes.insert(m.group.first);
+      for (int r = 0; r < m.group.ranks; ++r) lanes.insert(m.group.first + r);
   return peak_bytes(plan, lanes, deck.memory);
+}
+
+/// Sum over a step's tokens of the coverage, by the mean curve of dst.simulated_coverage, of the
+/// budgets that tuning gives their layers; tokens.
+std::pair<double, double> tuned_coverage(const StepPlan& plan, const SimulationOptions& options) {
+  const std::vector<std::int64_t>& budgets = options.dst.candidates;
+  std::pair<double, double> sum{0, 0};
+  for (const PlannedMicroBatch& m : plan.micro_batches) {
+    const auto all = static_cast<double>(m.micro_batch().tokens());
+    std::vector<double> curve(budgets.size(), 0);
+    for (const Segment& s : m.segments)
+      for (const std::int64_t blocks : options.coverage_blocks)
+        for (std::size_t k = 0; k < curve.size(); ++k)
+          curve[k] += static_cast<double>(s.tokens()) / all *
+                      simulated_coverage(s.end, budgets[k], blocks, options.block_tokens) /
+                      static_cast<double>(options.coverage_blocks.size());
+    for (std::size_t stage = 0; stage < plan.layer_begin.size(); ++stage) {
+      const bool last = stage + 1 == plan.layer_begin.size();
+      LayerBudgets layers(options.dst, m.tuning);
+      for (std::int64_t l = plan.layer_begin[stage];
+           l < (last ? options.layers : plan.layer_begin[stage + 1]); ++l) {
+        const auto at = std::find(budgets.begin(), budgets.end(), layers.next(curve));
+        sum.first += all * curve.at(static_cast<std::size_t>(at - budgets.begin()));
+        sum.second += all;
+      }
+    }
+  }
+  return sum;
 }
 
 void add_step(Trial& trial, const StepPlan& plan, const SimulatedStep& step) {
@@ -161,6 +191,8 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
       trial.state = limit > 0 && static_cast<double>(trial.bytes) > limit ? TrialState::over_memory
                                                                           : TrialState::fits;
       if (trial.state == TrialState::over_memory) break;  // its time does not matter
+      if (input_.limits.coverage > 0 && deck.simulation.tune)
+        hold_coverage(trial, plan, deck.simulation);
       add_step(trial, plan, simulate(plan, deck.simulation, costs(trial.candidate)));
     }
   } catch (const Error& e) {
@@ -168,6 +200,18 @@ Trial TuneTrials::more(Trial trial, std::int64_t steps) {
     trial.words = e.what();
   }
   return trial;
+}
+
+void TuneTrials::hold_coverage(Trial& trial, const StepPlan& plan,
+                               const SimulationOptions& simulation) const {
+  const auto [sum, tokens] = tuned_coverage(plan, simulation);
+  trial.covered += sum, trial.covered_of += tokens;
+  trial.uncovered = trial.covered < input_.limits.coverage * trial.covered_of;
+  require(
+      !trial.uncovered,
+      "tuning lowers dst.base_budget = {} to budgets that cover {:.4f} of attention on average, "
+      "less than --coverage {}; lower dst.threshold or take a larger base budget",
+      simulation.base_budget, trial.covered / trial.covered_of, input_.limits.coverage);
 }
 
 std::int64_t TuneTrials::bytes_in_turn(const Trial& trial) {
@@ -301,8 +345,19 @@ Trial TuneTrials::lightest(const Candidate& candidate) {
   return trial;
 }
 
+Trial TuneTrials::better_as_it_is(Trial lightest, const Candidate& plan) {
+  const std::int64_t before = planned_;
+  Trial trial = run(plan);
+  trial.planned = lightest.planned + planned_ - before;
+  const bool fits = lightest.state == TrialState::fits;
+  if (trial.state == TrialState::fits && (!fits || trial.step_s < lightest.step_s)) return trial;
+  lightest.planned = trial.planned;
+  return lightest;
+}
+
 Trial TuneTrials::longer(const Trial& trial, std::int64_t steps, bool in_turn) {
   const auto run_on = [&](const Trial& from) {
+    if (from.state != TrialState::fits) return from;
     Trial to = more(from, steps);
     return in_turn ? this->in_turn(std::move(to)) : to;
   };

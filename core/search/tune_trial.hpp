@@ -18,7 +18,9 @@ namespace ballast {
 struct TuneLimits {
   int ranks = 1;
   double memory_bytes = 0;  ///< of a rank; 0: no limit
-  double coverage = 0;      ///< least mean coverage of a sparse budget; 0: the deck's budget stays
+  /// Least mean coverage of a sparse pattern's budgets, of the base one and of those that tuning
+  /// gives; 0: the deck's budget stays.
+  double coverage = 0;
 };
 
 /// What all trials of a search share.
@@ -47,7 +49,11 @@ struct Trial {
   StepTerms terms;          ///< of the first step
   double load_balance = 0, idle_ranks = 0, bubble_ratio = 0;  ///< means
   double tokens = 0;                                          ///< of a step, mean
-  std::int64_t bytes = 0;    ///< of the fullest rank, with the longest sample in the first step
+  std::int64_t bytes = 0;  ///< of the fullest rank, with the longest sample in the first step
+  /// Of tuned budgets, where a coverage is asked for: the sum of that of all tokens and layers of
+  /// the steps, what it is a sum over, and whether it was refused for the mean.
+  double covered = 0, covered_of = 0;
+  bool uncovered = false;
   std::int64_t planned = 0;  ///< steps that were planned for it, also with more or less recompute
   double tokens_per_s() const { return step_s > 0 ? tokens / step_s : 0; }
 };
@@ -71,6 +77,10 @@ class TuneTrials {
   /// tried where all of them are more than needed.
   Trial lightest(const Candidate& candidate);
 
+  /// One step of a plan as it is where it fits and `lightest` of the same choices does not, or
+  /// takes longer; else that.
+  Trial better_as_it_is(Trial lightest, const Candidate& plan);
+
   /// The trial with further steps, `steps` in all, and where `in_turn` is set as that says; where
   /// it is over the memory limit then, with the next of recompute, offload and ZeRO that fits.
   Trial longer(const Trial& trial, std::int64_t steps, bool in_turn);
@@ -89,6 +99,8 @@ class TuneTrials {
   };
   const Standing& standing(const Candidate& candidate);
   std::int64_t bytes_in_turn(const Trial& trial);
+  /// Counts the coverage of a step's tuned budgets.  Error: the mean is below the limit.
+  void hold_coverage(Trial& trial, const StepPlan& plan, const SimulationOptions& simulation) const;
   /// Of a trial that recomputes all layers: as many as the limit asks for, where they are faster.
   Trial fewer_layers(const Trial& all, const Trial& none);
   std::vector<Candidate> memory_choices(const Candidate& candidate);

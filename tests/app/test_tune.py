@@ -159,6 +159,37 @@ class Tune(RunCase):
             again["best"][0]["step_time"], facts["best"][0]["step_time"] * (1 + 1e-9)
         )
 
+    def test_printed_commands_can_be_typed(self):
+        """Names with blanks, quotes, newlines and bytes that are no text; the deck stays TOML."""
+        more = '[[case]]\nname = "two\\nlines, it\'s $HOME"\n'
+        deck, best = self.out(os.fsdecode(b"a d'ck\n\xff.toml")), self.out("be 'st'.toml")
+        os.rename(self.small(more=more), deck)
+        line = [deck, "run.seed=7", "--case", "two\nlines, it's $HOME", "--steps", "1"]
+        facts, _ = self.tune(*line, "run.output=it's\n# mine", "--write", best)
+        with open(best, encoding="utf-8") as f:
+            comments = [line for line in f if line.startswith("#")]
+        command = comments[1].removeprefix("# Chosen by: ballast ").rstrip("\n")
+        again = self.out("again.json")
+        environment = {**os.environ, "again": again, "ballast": BALLAST}
+        for shell in ("sh", "bash"):
+            done = subprocess.run(
+                [shell, "-c", '"$ballast" ' + command + ' --json "$again"'],
+                capture_output=True,
+                cwd=self.folder,
+                env=environment,
+            )
+            self.assertEqual(done.returncode, 0, (command, done.stderr))
+            with open(again) as f:
+                self.assertEqual(json.load(f)["best"], facts["best"])
+        check = next(line for line in comments if "ballast check" in line)[1:].strip()
+        done = subprocess.run(
+            ["sh", "-c", check.replace("ballast", '"$ballast"', 1)],
+            capture_output=True,
+            cwd=self.folder,
+            env=environment,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_plans_are_listed_and_losses_told(self):
         facts, text = self.tune(self.small(), "--ranks", "4", "--list", "5", "--steps", "2")
         times = [plan["step_time"] for plan in facts["best"]]

@@ -46,4 +46,9 @@ void separate_pairs(std::span<Batch> batches, const std::vector<SampleLength>& s
       for (MicroBatch& micro_batch : list) separate(micro_batch, pairs, fits);
 }
 
+std::vector<std::int64_t> document_lengths(const SampleLength& s) {
+  if (s.chosen_tokens == 0) return {s.tokens};
+  return {s.chosen_tokens, s.tokens - s.chosen_tokens};
+}
+
 }  // namespace ballast

@@ -1,6 +1,7 @@
 // Pairs of a chosen and a rejected answer in a batch: batching places a pair as one sample, and its
 // two answers then stand side by side in one micro-batch, as documents of their own.
 #pragma once
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -13,5 +14,8 @@ namespace ballast {
 /// most tokens of a micro-batch.
 void separate_pairs(std::span<Batch> batches, const std::vector<SampleLength>& samples,
                     std::int64_t fits);
+
+/// Lengths of what of a sample attends to itself alone: both answers of a pair, else the whole.
+std::vector<std::int64_t> document_lengths(const SampleLength& sample);
 
 }  // namespace ballast

@@ -11,46 +11,11 @@
 #include "core/predict/memory_replay.hpp"
 #include "core/predict/rate_costs.hpp"
 #include "core/search/tune.hpp"
-#include "core/search/tune_bounds.hpp"
 #include "core/search/tune_reasons.hpp"
+#include "tests/core/search/tune_decks.hpp"
 
 namespace ballast {
 namespace {
-
-/// A deck that states what a token and a pair take, of a model with 4 layers and 4 heads.
-Config deck() {
-  Config c;
-  c.model.layers = 4, c.model.hidden = 64, c.model.intermediate = 192;
-  c.model.query_heads = 4, c.model.kv_heads = 2, c.model.head_dim = 16;
-  c.model.vocabulary = 256;
-  c.data.source = DataSource::lengths;
-  c.data.lengths = {64, 2048};
-  c.batching.micro_batch_tokens = 512;
-  c.costs.forward_token_s = 1e-5, c.costs.forward_pair_s = 1e-8;
-  c.costs.exchange_token_s = 1e-6, c.costs.ring_hop_token_s = 1e-6;
-  for (const char* key : {"costs.forward_token_s", "costs.forward_pair_s"})
-    c.from.settings[key] = {Origin::file, "deck.toml:1"};
-  return c;
-}
-
-void hold(Config& c, std::initializer_list<const char*> keys) {
-  for (const char* key : keys) c.from.settings[key] = {Origin::command_line, key};
-}
-
-TuneInput input(const Config& base, int ranks, std::vector<std::int64_t> lengths) {
-  TuneInput in;
-  in.base = base;
-  in.limits.ranks = ranks;
-  in.steps.resize(2);
-  for (auto& step : in.steps)
-    for (std::size_t i = 0; i < lengths.size(); ++i)
-      step.push_back({static_cast<std::int64_t>(i), lengths[i], lengths[i]});
-  in.longest = {0, *std::max_element(lengths.begin(), lengths.end()), 0};
-  in.costs = [](const Config& config) { return stated_costs(config, pattern_work(config)); };
-  return in;
-}
-
-const std::vector<std::int64_t> kMixed{2048, 700, 512, 300, 256, 130, 128, 64, 64, 40};
 
 /// Every candidate with everything that saves memory.
 std::vector<Trial> all_trials(const TuneInput& in) {
@@ -290,6 +255,10 @@ TEST(Tune, ReasonsNameWhatIsWaitedFor) {
             "waits for the slowest rank (load balance 0.92) +2 s");
   slower.idle_ranks = 3;
   EXPECT_EQ(largest_difference(slower, faster), "waits (3 idle ranks) +2 s");
+  EXPECT_EQ(largest_difference(faster, faster), "nothing of the first step takes longer");
+  slower.first_step_s = 3, faster.first_step_s = 5, faster.terms.compute_s = 4;
+  faster.terms.bubble_s = 2 - 1e-9;
+  EXPECT_EQ(largest_difference(slower, faster), "nothing of the first step takes longer");
 }
 
 TEST(Tune, GroupsKeepTheLayersThatTheyRecompute) {
@@ -301,125 +270,6 @@ TEST(Tune, GroupsKeepTheLayersThatTheyRecompute) {
   c.groups.front().recompute_layers = -1;
   EXPECT_EQ(pack_groups(with(base, c)), c.groups);
   EXPECT_TRUE(with(base, c).batching.group_recompute.empty());
-}
-
-/// Whether no bound of a space, every `stride`-th of its candidates, is above the clock; how many
-/// were compared, and how many bounds are above half of it.
-std::pair<std::size_t, std::size_t> compare_bounds(const TuneInput& in, std::size_t stride) {
-  TuneTrials trials(in);
-  TuneBounds bounds(in, trials);
-  std::size_t compared = 0, tight = 0;
-  const auto space = tune_space(in.base, in.limits.ranks, in.longest.tokens, {0}).candidates;
-  for (std::size_t i = 0; i < space.size(); i += stride) {
-    const TuneBounds::Figures f = bounds.of(space[i]);
-    const Trial t = trials.lightest(space[i]);
-    if (t.state != TrialState::fits) continue;
-    EXPECT_LE(f.bound_s, t.first_step_s * (1 + 1e-9)) << describe(t.candidate);
-    EXPECT_LE(f.bytes, t.bytes) << describe(t.candidate);
-    ++compared, tight += f.bound_s > 0.5 * t.first_step_s;
-  }
-  return {compared, tight};
-}
-
-TEST(TuneSlow, LowerBoundsAreBelowTheClock) {
-  Config base = deck();
-  hold(base, {"chunk.k"});
-  const auto [compared, tight] = compare_bounds(input(base, 6, kMixed), 7);
-  EXPECT_GT(compared, 50u);
-  EXPECT_GT(tight, compared / 4);
-}
-
-// Tuning lowers the budgets of slow micro-batches below the base.
-TEST(TuneSlow, LowerBoundsAreBelowTheClockOfTunedBudgets) {
-  Config base = deck();
-  hold(base, {"chunk.k", "ring.layout", "pipeline.schedule"});
-  base.attention.pattern = PatternKind::moba;
-  base.attention.moba_block = 64, base.attention.moba_top_k = 64;
-  base.dst.enabled = true, base.dst.anchor = Anchor::min;
-  base.dst.threshold = 0.9, base.dst.base_budget = 64;
-  base.dst.simulated_coverage = {4};
-  base.costs.forward_token_s = 1e-7, base.costs.forward_pair_s = 2e-9;
-  const auto [compared, tight] =
-      compare_bounds(input(base, 4, {16384, 9000, 4096, 2000, 900, 600, 512, 512}), 11);
-  EXPECT_GT(compared, 20u);
-  EXPECT_GT(tight, 0u);
-}
-
-/// The deck's model by built-in rates, on nodes of so many ranks.
-TuneInput rated_input(int ranks, int node) {
-  Config base = deck();
-  base.from.settings.clear();
-  base.mesh.ranks_per_node = node;
-  hold(base, {"chunk.k", "ring.layout", "pipeline.schedule", "batching.micro_batch_tokens"});
-  return input(base, ranks, kMixed);
-}
-
-// Sums of a pipeline's replicas leave the node that sums of as many neighbours stay on.
-TEST(Tune, SumsGoWhereTheRanksOfTheCandidateLie) {
-  const TuneInput in = rated_input(8, 4);
-  TuneTrials trials(in);
-  Candidate near, far;
-  near.method = far.method = Batching::packed, near.capacity = far.capacity = 512;
-  near.mesh = {1, 2, 1, 4, 1, 1, 4}, far.mesh = {4, 2, 1, 1, 1, 1, 4};
-  const double near_s = trials.end_s(near), far_s = trials.end_s(far);
-  EXPECT_GT(far_s, near_s);
-  EXPECT_EQ(TuneTrials(in).end_s(far), far_s);  // whichever was asked for first
-}
-
-TEST(TuneSlow, LowerBoundsAreBelowTheClockOfNodes) {
-  for (const int node : {2, 4}) EXPECT_GT(compare_bounds(rated_input(8, node), 5).first, 50u);
-}
-
-// Many short samples in a micro-batch that is longer than any of them.
-TEST(TuneSlow, LowerBoundsAreBelowTheClockOfManySamplesTogether) {
-  Config base = deck();
-  base.batching.micro_batch_tokens = 64, base.batching.micro_batch_samples = 16;
-  base.costs.forward_micro_batch_s = 0.01;
-  hold(base, {"batching.micro_batch_tokens"});
-  EXPECT_GT(compare_bounds(input(base, 2, std::vector<std::int64_t>(50, 64)), 1).first, 10u);
-}
-
-/// A model whose pairs take longer the longer their sample is.
-class DearLongSamples final : public Costs {
- public:
-  explicit DearLongSamples(std::shared_ptr<const Costs> like) : like_(std::move(like)) {}
-  std::string source() const override { return "a test"; }
-  PassTime rest(std::int64_t tokens, const ContextSplit& s, Recompute mode) const override {
-    return like_->rest(tokens, s, mode);
-  }
-  PassTime head(std::int64_t tokens, const ContextSplit& s) const override {
-    return like_->head(tokens, s);
-  }
-  PassTime attention(std::int64_t query, std::int64_t prefix, std::int64_t budget,
-                     const ContextSplit& s, Recompute mode) const override {
-    PassTime time = like_->attention(query, prefix, budget, s, mode);
-    const double dear = static_cast<double>(query) / 64;
-    time.forward_s *= dear, time.backward_s *= dear, time.recompute_s *= dear;
-    return time;
-  }
-  double layer_scale(std::int64_t layers) const override { return like_->layer_scale(layers); }
-  double exchange(std::int64_t, const ContextSplit&, Link) const override { return 0; }
-  double ring_hop(std::int64_t, const ContextSplit&, RingLevel, bool, Link) const override {
-    return 0;
-  }
-  double stage_hop(std::int64_t, const ContextSplit&, Link) const override { return 0; }
-  double host_copy(std::int64_t, const ContextSplit&) const override { return 0; }
-  double reduce(const Collective&) const override { return 0; }
-  double gather(const Collective&) const override { return 0; }
-  double optimizer(std::int64_t, bool) const override { return 0; }
-
- private:
-  std::shared_ptr<const Costs> like_;
-};
-
-TEST(TuneSlow, LowerBoundsAreBelowTheClockOfCutSamples) {
-  Config base = deck();
-  hold(base, {"chunk.k", "ring.layout", "pipeline.schedule"});
-  TuneInput in = input(base, 2, kMixed);
-  in.costs = [](const Config& config) -> std::shared_ptr<const Costs> {
-    return std::make_shared<DearLongSamples>(stated_costs(config, nullptr));
-  };
-  EXPECT_GT(compare_bounds(in, 3).first, 20u);
 }
 
 TEST(Tune, CostsDecide) {
@@ -480,6 +330,42 @@ TEST(Tune, ChunksOfTheCommandLineAreHeld) {
   base.chunk.tokens = 512;
   hold(base, {"chunk.tokens"});
   EXPECT_EQ(chunks(), (std::set<std::int64_t>{512}));
+}
+
+// The deck's plan is tried before all that promise more.
+TEST(Tune, IsNeverSlowerThanTheDeck) {
+  Config base = deck();
+  base.mesh.dp = 2, base.mesh.cp_inner = 2;
+  base.batching.method = Batching::lbb, base.batching.micro_batch_tokens = 1000;
+  base.costs.exchange_token_s = 1e-3;
+  TuneInput in = input(base, 4, kMixed);
+  const Candidate own = deck_plan(base);
+  const Trial as_it_is = TuneTrials(in).more(TuneTrials(in).run(own), 2);
+  ASSERT_EQ(as_it_is.state, TrialState::fits) << as_it_is.words;
+  for (const std::int64_t trials : {1, 20}) {
+    const TuneResult found = tune(in, {.list = 2, .steps = 2, .trials = trials, .threads = 1});
+    ASSERT_FALSE(found.best.empty());
+    EXPECT_LE(found.best.front().step_s, as_it_is.step_s * (1 + 1e-12));
+    if (trials == 1) {
+      EXPECT_TRUE(same_choices(found.best.front().candidate, own));
+    }
+  }
+}
+
+TEST(Tune, TunedBudgetsThatAreListedKeepTheCoverage) {
+  Config base = deck();
+  base.attention.pattern = PatternKind::moba;
+  base.attention.moba_block = 64, base.attention.moba_top_k = 16;
+  base.dst.enabled = true, base.dst.anchor = Anchor::min;
+  base.dst.threshold = 0.3, base.dst.base_budget = 16, base.dst.simulated_coverage = {8};
+  base.from.settings["dst.enabled"] = {Origin::file, "deck.toml:2"};
+  TuneInput in = input(base, 2, {4096, 2048, 700, 64});
+  in.limits.coverage = 0.9;
+  const TuneResult found = tune(in, {.list = 5, .steps = 1, .trials = 200, .threads = 1});
+  ASSERT_FALSE(found.best.empty());
+  for (const Trial& t : found.best)
+    EXPECT_GE(t.covered, 0.9 * t.covered_of) << describe(t.candidate);
+  EXPECT_GT(found.refused, 0) << "no trial lost coverage, so this shows nothing";
 }
 
 TEST(Tune, NoMoreTrialsThanStated) {

@@ -51,6 +51,11 @@ TEST(Pairs, StandSideBySideInOneMicroBatch) {
   }
 }
 
+TEST(Pairs, AreTwoDocuments) {
+  EXPECT_EQ(document_lengths({0, 2000, 10, 1900, 5}), (std::vector<std::int64_t>{1900, 100}));
+  EXPECT_EQ(document_lengths({0, 2000, 10}), (std::vector<std::int64_t>{2000}));
+}
+
 // 1,000 + 1,000 tokens attend to half of what 2,000 would: four even and four uneven pairs a rank.
 TEST(Pairs, WeighByTheirDocuments) {
   std::vector<SampleLength> samples;
