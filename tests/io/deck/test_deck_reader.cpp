@@ -194,6 +194,7 @@ TEST(DeckReader, SettingsOfTheTableOfCombinationsChooseWhatTheySay) {
                                                   {"index recorded", "attention.recorded=indexes"},
                                                   {"precision bf16", "run.backend=cuda"}};
   for (const Choice& choice : choices()) {
+    if (choice.name() == "tp 2") continue;  // no command takes such a deck
     std::vector<std::string> overrides{"costs.forward_pair_s=1e-9"};
     if (const auto more = beside.find(choice.name()); more != beside.end())
       overrides.push_back(more->second);
