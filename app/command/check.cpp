@@ -247,11 +247,12 @@ void simulate_steps(const CommandLine& line, const Config& config, const CheckFa
   require(line.trace.empty() || config.is_set(&Config::data),
           "no trace of simulated steps: the deck has no block data; state what is trained on");
   if (!config.is_set(&Config::data)) return;
+  const std::string folder = line.trace + (f.case_name.empty() ? "" : "/" + f.case_name);
   try {
+    if (!line.trace.empty()) SimulatedSteps::prepare_trace(folder);
     const SimulatedSteps steps(config, line.steps);
     twin["simulated"] = steps.json();
-    if (line.trace.empty()) return;
-    steps.write_trace(line.trace + (f.case_name.empty() ? "" : "/" + f.case_name), f);
+    if (!line.trace.empty()) steps.write_trace(folder, f);
   } catch (const Error& e) {
     require(line.trace.empty(), "no trace of simulated steps: {}", e.what());
     twin["simulation_refused"] = e.what();

@@ -211,6 +211,11 @@ std::string version_text() {
       cuda_version(), nccl_version(), hdf5_version());
 }
 
+bool is_command(const std::string& word) {
+  return std::any_of(kCommands.begin(), kCommands.end(),
+                     [&](const Command& command) { return word == command.name; });
+}
+
 /// `--help deck [BLOCK]` and `--help combinations` are topics, not commands.
 std::optional<ParsedLine> help_topic(const std::vector<std::string>& arguments) {
   for (std::size_t i = 0; i + 1 < arguments.size(); ++i) {
@@ -218,7 +223,17 @@ std::optional<ParsedLine> help_topic(const std::vector<std::string>& arguments) 
     const std::string& topic = arguments[i + 1];
     if (topic == "combinations") return ParsedLine{std::nullopt, combinations_text(), 0};
     if (topic == "combinations.json") return ParsedLine{std::nullopt, combinations_json(), 0};
-    if (topic != "deck") continue;
+    if (topic != "deck") {
+      const bool known = topic.starts_with("-") || is_command(topic);
+      if (known || i > 0) continue;
+      const std::string near = nearest_name(topic, {"deck", "combinations"});
+      return ParsedLine{
+          std::nullopt,
+          fmt::format("ballast --help {}: no such topic{}; topics: deck [BLOCK], combinations, and "
+                      "the commands\n",
+                      topic, near.empty() ? "" : " (did you mean " + near + "?)"),
+          2};
+    }
     const std::string block = i + 2 < arguments.size() ? arguments[i + 2] : "";
     std::string text = deck_help(block);
     if (!text.empty()) return ParsedLine{std::nullopt, std::move(text), 0};
@@ -236,10 +251,9 @@ std::optional<ParsedLine> help_topic(const std::vector<std::string>& arguments) 
 
 ParsedLine parse_command_line(const std::vector<std::string>& arguments) {
   if (auto topic = help_topic(arguments)) return *std::move(topic);
-  std::vector<std::string> known;
-  for (const Command& command : kCommands) known.emplace_back(command.name);
-  if (!arguments.empty() && !arguments[0].starts_with("-") &&
-      std::find(known.begin(), known.end(), arguments[0]) == known.end()) {
+  if (!arguments.empty() && !arguments[0].starts_with("-") && !is_command(arguments[0])) {
+    std::vector<std::string> known;
+    for (const Command& command : kCommands) known.emplace_back(command.name);
     const std::string near = nearest_name(arguments[0], known);
     return {
         std::nullopt,

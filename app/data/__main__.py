@@ -3,6 +3,7 @@ import argparse
 import errno
 import math
 import os
+import re
 import sys
 
 sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
@@ -191,12 +192,20 @@ def of_output(place, out):
     )
 
 
+def of_hdf5(said):
+    """The number of the system's error in HDF5's words; 0 where they have none."""
+    found = re.search(r"\berrno = (\d+)", said)
+    return int(found[1]) if found else 0
+
+
 def of_system(error, options):
-    """One line for what the system refuses.  HDF5's errors name no file, and have many lines."""
-    place = error.filename or getattr(options, "out", None) or options.file
-    said = error.strerror or " ".join(str(error).split())
+    """One line for what the system refuses.  HDF5's errors name no file, have many lines, and may
+    be no OSError."""
+    place = getattr(error, "filename", None) or getattr(options, "out", None) or options.file
+    said = " ".join((getattr(error, "strerror", None) or str(error)).split())
+    number = getattr(error, "errno", None) or of_hdf5(said)
     text = f"{place}: {said}"
-    if options.command == "build" and error.errno == errno.ENOSPC:
+    if options.command == "build" and number == errno.ENOSPC:
         return text + "; free some space: the same command goes on"
     if options.command == "build" and of_output(str(place), options.out):
         return text + "; --out names a file in a folder that can be written"
@@ -231,7 +240,7 @@ def main(argv):
             file=sys.stderr,
         )
         return 1
-    from errors import DataError
+    from errors import DataError, UnclosedFile
 
     try:
         if options.command == "build":
@@ -244,6 +253,11 @@ def main(argv):
     except DataError as error:
         print(f"ballast-data: {error}", file=sys.stderr)
         return 2
+    except UnclosedFile as error:
+        said = of_system(error.__cause__, options)
+        print(f"ballast-data: {said}", file=sys.stderr, flush=True)
+        printed(2)
+        os._exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

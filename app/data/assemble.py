@@ -1,15 +1,18 @@
 """The HDF5 file that data.source = "hdf5" reads, from shards in their order: contiguous data sets,
 written under another name and renamed last."""
+import errno
 import os
 
 import h5py
 import numpy as np
 
+from errors import UnclosedFile
 from masks import ROLES
 from recipe import digest
 from shards import INDEX_COLUMNS, MESSAGE_COLUMNS, PARTS, path_of
 
 BLOCK = 1 << 22  # numbers copied at once
+STRUCTURE = 1 << 14  # bytes that a file takes at most beside its data sets
 
 DESCRIPTIONS = {
     "tokens": "token ids of all documents, one after another",
@@ -86,39 +89,58 @@ def statistics(folder, records):
     return np.concatenate(lengths) if lengths else np.zeros(0, "<i8")
 
 
+def masked(total):
+    """Whether a token other than the first of a document carries no loss."""
+    return total["loss"] < total["tokens"] - total["documents"]
+
+
+def require_space(part, total):
+    """Empties the file.  Errors: OSError where its disk has no room for the data sets: HDF5 itself
+    meets a full disk with many lines."""
+    open(part, "wb").close()
+    size = (5 if masked(total) else 4) * total["tokens"]
+    size += 24 * total["documents"] + 9 * total["messages"] + STRUCTURE
+    disk = os.statvfs(part)
+    if disk.f_bavail * disk.f_frsize < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), part)
+
+
 def write(path, folder, records, recipe):
-    """Writes PATH from the shards of `records`, ascending.  Returns the documents' lengths."""
+    """Writes PATH from the shards of `records`, ascending.  Returns the documents' lengths.
+
+    Errors: OSError of a file that cannot be made, as on a full disk; UnclosedFile of one that
+    cannot be written."""
     lengths = statistics(folder, records)
-    total = {k: sum(r[k] for r in records) for k in ("tokens", "documents", "messages", "loss")}
     part = path + ".part"
-    with h5py.File(part, "w") as file:
-        copy(
-            create(file, "tokens", total["tokens"], "<i4"), Part(folder, records, "tokens").blocks()
-        )
-        index = lambda column: (
-            b[:, column] for b in Part(folder, records, "index").blocks(INDEX_COLUMNS)
-        )
-        running_sums(create(file, "offsets", total["documents"] + 1, "<i8"), index(0))
-        if total["loss"] < total["tokens"] - total["documents"]:
-            copy(
-                create(file, "loss_mask", total["tokens"], "u1"),
-                Part(folder, records, "mask").blocks(),
-            )
-        copy(create(file, "rows", total["documents"], "<i8"), rows_of(folder, records))
-        running_sums(create(file, "messages/offsets", total["documents"] + 1, "<i8"), index(1))
-        message = lambda column: (
-            b[:, column] for b in Part(folder, records, "messages").blocks(MESSAGE_COLUMNS)
-        )
-        copy(create(file, "messages/begin", total["messages"], "<i8"), message(0))
-        roles = h5py.enum_dtype({name: i for i, name in enumerate(ROLES)}, "u1")
-        copy(create(file, "messages/role", total["messages"], roles), message(1))
-        for name, values in zip(("edges", "counts"), lengths_histogram(lengths)):
-            create(file, f"lengths/{name}", len(values), "<i8")[:] = values
-        describe(file, recipe, total, lengths)
+    total = {k: sum(r[k] for r in records) for k in ("tokens", "documents", "messages", "loss")}
+    require_space(part, total)
+    try:
+        with h5py.File(part, "w") as file:
+            fill(file, folder, records, total, lengths)
+            describe(file, recipe, total, lengths)
+    except (OSError, RuntimeError) as error:  # h5py raises either
+        raise UnclosedFile from error
     with open(part, "rb") as stream:
         os.fsync(stream.fileno())
     os.rename(part, path)
     return lengths
+
+
+def fill(file, folder, records, total, lengths):
+    blocks = lambda part, columns=1: Part(folder, records, part).blocks(columns)
+    index = lambda column: (b[:, column] for b in blocks("index", INDEX_COLUMNS))
+    message = lambda column: (b[:, column] for b in blocks("messages", MESSAGE_COLUMNS))
+    copy(create(file, "tokens", total["tokens"], "<i4"), blocks("tokens"))
+    running_sums(create(file, "offsets", total["documents"] + 1, "<i8"), index(0))
+    if masked(total):
+        copy(create(file, "loss_mask", total["tokens"], "u1"), blocks("mask"))
+    copy(create(file, "rows", total["documents"], "<i8"), rows_of(folder, records))
+    running_sums(create(file, "messages/offsets", total["documents"] + 1, "<i8"), index(1))
+    copy(create(file, "messages/begin", total["messages"], "<i8"), message(0))
+    roles = h5py.enum_dtype({name: i for i, name in enumerate(ROLES)}, "u1")
+    copy(create(file, "messages/role", total["messages"], roles), message(1))
+    for name, values in zip(("edges", "counts"), lengths_histogram(lengths)):
+        create(file, f"lengths/{name}", len(values), "<i8")[:] = values
 
 
 def describe(file, recipe, total, lengths):

@@ -69,6 +69,8 @@ def sample(row, key=None):
             return instruction(row, asked_of, answer)
     if row.get("text") is not None:
         return text(row["text"], "text")
+    if row.get("chosen") is not None and row.get("rejected") is not None:
+        raise RowError(f"the row has {columns(row)}; --pairs reads rows of preferences, for DPO")
     raise RowError(
         f"the row has {columns(row)}; known are messages or"
         " conversations, prompt with completion, instruction with output, and text; --key names"

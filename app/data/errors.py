@@ -6,6 +6,11 @@ class DataError(Exception):
     """Ends the program with its text."""
 
 
+class UnclosedFile(Exception):
+    """Why HDF5 could not write a file.  It holds the file, and crashes where Python ends in the
+    usual way: the process must leave at once."""
+
+
 class RowError(Exception):
     """A row that cannot become a sample; the reader adds its place."""
 

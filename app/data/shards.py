@@ -58,13 +58,17 @@ class ShardWriter:
             # The first token is nobody's target.
             self.record["loss"] += int(np.count_nonzero(document.mask[1:]))
         tokens = np.concatenate([d.tokens for d, _ in documents])
-        tokens.astype("<i4", copy=False).tofile(self.files["tokens"])
-        np.concatenate([d.mask for d, _ in documents]).tofile(self.files["mask"])
-        np.array(index, "<i8").tofile(self.files["index"])
-        np.array(messages, "<i8").tofile(self.files["messages"])
+        self.write("tokens", tokens)
+        self.write("mask", np.concatenate([d.mask for d, _ in documents]))
+        self.write("index", index)
+        self.write("messages", messages)
         self.record["documents"] += len(documents)
         self.record["tokens"] += len(tokens)
         self.record["messages"] += len(messages) // MESSAGE_COLUMNS
+
+    def write(self, part, values):
+        """Unlike ndarray.tofile, which loses the end of what a full disk does not take."""
+        self.files[part].write(np.ascontiguousarray(values, PARTS[part]).data)
 
     def close(self):
         for part, stream in self.files.items():

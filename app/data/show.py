@@ -74,6 +74,11 @@ def show(options):
             raise DataError(f"{options.file} was not written by ballast-data")
         tokenizer = tokenizer_of(file, options.file, options.tokenizer)
         documents = len(file["offsets"]) - 1
+        if documents > 0 and options.first >= documents:
+            raise DataError(
+                f"{options.file} has {documents} samples, 0 to {documents - 1}: none is"
+                f" {options.first}"
+            )
         for name in sorted(file.attrs):
             value = file.attrs[name]
             print(

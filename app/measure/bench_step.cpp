@@ -220,11 +220,15 @@ nlohmann::ordered_json figures(const Session& session, const Measured& m, const 
 
 BenchResult run(const Config& config, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
+  if (config.run.backend == Backend::cuda) {  // before a host takes a model meant for a GPU
+    const std::string missing = missing_gpu(world);
+    check_all(world, missing.empty(),
+              fmt::format("bench step: run.backend = \"cuda\": {}; run.backend=host measures the "
+                          "host",
+                          missing));
+  }
   reset_peak_memory();  // cases of a deck run one after another
   Session session(world, config);
-  check_all(
-      world, config.run.backend == Backend::host || session.device.space() == Space::cuda,
-      fmt::format("bench step: {}; run.backend=host measures the host", session.backend.note));
   if (!config.model.weights.empty()) session.parameters.initialise(config.run.seed);  // not read
   load_pairs(session);
   choose_products_early(session.backend);

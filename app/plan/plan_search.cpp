@@ -6,6 +6,7 @@
 #include "app/plan/planned_run.hpp"
 #include "app/plan/planned_samples.hpp"
 #include "app/plan/run_summary.hpp"
+#include "core/base/shell_word.hpp"
 #include "core/config/deck_rules.hpp"
 
 namespace ballast {
@@ -78,8 +79,10 @@ void add_best(const Config& config, const Point& best, PlanPart& part) {
   const std::vector<std::string> overrides{
       "batching.method=chunkflow", fmt::format("pipeline.schedule={}", schedule_of(config)),
       fmt::format("chunk.tokens={}", best.tokens), fmt::format("chunk.k={}", best.k)};
-  part.note += fmt::format("\nfastest that fits; train with it: ballast train {} {}",
-                           config.from.file, fmt::join(overrides, " "));
+  const int ranks = config.mesh.size();
+  part.note += fmt::format("\nfastest that fits; train with it: {}ballast train {} {}",
+                           ranks > 1 ? fmt::format("mpiexec -n {} ", ranks) : "",
+                           shell_word(config.from.file), fmt::join(overrides, " "));
   part.values["best_chunk_tokens"] = best.tokens;
   part.values["best_k"] = best.k;
   part.values["best_step_time"] = best.step_s;

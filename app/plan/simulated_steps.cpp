@@ -1,6 +1,10 @@
 #include "app/plan/simulated_steps.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "app/plan/planned_run.hpp"
@@ -118,9 +122,17 @@ std::vector<Event> SimulatedSteps::events(std::int64_t step, const MeshCoordinat
   return out;
 }
 
-void SimulatedSteps::write_trace(const std::string& folder, const CheckFacts& facts) const {
+void SimulatedSteps::prepare_trace(const std::string& folder) {
   const std::string trace = folder + "/trace";
   require(!std::filesystem::exists(trace), "{} holds a trace; give a new folder", folder);
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require(!error && access(folder.c_str(), W_OK | X_OK) == 0, "{}: {}; choose another --trace",
+          folder, error ? error.message() : std::strerror(errno));
+}
+
+void SimulatedSteps::write_trace(const std::string& folder, const CheckFacts& facts) const {
+  const std::string trace = folder + "/trace";
   const MeshShape& mesh = facts.options.mesh;
   for (int rank = 0; rank < mesh.size(); ++rank) {
     TraceWriter writer(trace, header_of(config_, mesh, rank, facts));

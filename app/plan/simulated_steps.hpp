@@ -24,10 +24,14 @@ class SimulatedSteps {
   /// "tokens_per_s", "terms": {name: seconds}}: means over the steps; terms add up to step_s.
   nlohmann::ordered_json json() const;
 
+  /// Makes FOLDER for write_trace, so that one that cannot be made is known before steps are
+  /// simulated.  Errors: that, and a folder that holds a trace.
+  static void prepare_trace(const std::string& folder);
+
   /// Writes FOLDER/trace, a file a rank, and FOLDER/deck.toml.  A rank's operations are those of
   /// its lane and stage; what rings and exchanges add is laid at the end of each operation, in
   /// proportion; reduction, optimizer and gather end the step.  Memory is that of `facts`.
-  /// Errors: a folder that holds a trace, files that cannot be written.
+  /// Errors: files that cannot be written.
   void write_trace(const std::string& folder, const CheckFacts& facts) const;
 
  private:

@@ -8,6 +8,18 @@
 
 namespace ballast {
 
+std::string missing_gpu(const Communicator& world) {
+  std::string why = "this program was built without CUDA";
+#ifdef BALLAST_HAVE_CUDA
+  if (cuda::device_count(why) > 0) why.clear();
+#endif
+  // Ranks must agree: a mixed run would wait for transfers that never come.
+  const std::vector<std::string> reasons = world.all_gather(why);
+  for (std::size_t r = 0; r < reasons.size(); ++r)
+    if (!reasons[r].empty()) return fmt::format("rank {} has no GPU ({})", r, reasons[r]);
+  return "";
+}
+
 BackendChoice choose_backend(const Config& config, const Communicator& world) {
   BackendChoice choice;
   choice.device = &host_device();
@@ -15,21 +27,11 @@ BackendChoice choose_backend(const Config& config, const Communicator& world) {
   choice.dtype = compute_type(Backend::host, config.run.precision);
   if (config.run.backend != Backend::cuda) return choice;
 
-  std::string why = "this program was built without CUDA";
-#ifdef BALLAST_HAVE_CUDA
-  const bool here = cuda::device_count(why) > 0;
-#else
-  const bool here = false;
-#endif
-  // Ranks must agree: a mixed run would wait for transfers that never come.
-  const std::vector<std::string> reasons = world.all_gather(here ? std::string() : why);
-  for (std::size_t r = 0; r < reasons.size(); ++r)
-    if (!reasons[r].empty()) {
-      choice.note = fmt::format(
-          "run.backend = \"cuda\": rank {} has no GPU ({}); all ranks use the host backend", r,
-          reasons[r]);
-      return choice;
-    }
+  if (const std::string missing = missing_gpu(world); !missing.empty()) {
+    choice.note =
+        fmt::format("run.backend = \"cuda\": {}; all ranks use the host backend", missing);
+    return choice;
+  }
 #ifdef BALLAST_HAVE_CUDA
   const Communicator machine = world.split_by_machine();
   auto gpu = std::make_unique<cuda::CudaDevice>(machine.rank());

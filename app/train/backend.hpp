@@ -22,6 +22,9 @@ struct BackendChoice {
   std::unique_ptr<Clock> owned_clock;
 };
 
+/// Which rank has no GPU, and why, or "": a run takes GPUs on all ranks or on none.  Collective.
+std::string missing_gpu(const Communicator& world);
+
 /// run.backend = "cuda" takes the GPU of this rank's number on its machine on every rank, or, when
 /// any rank has none, the host on all of them with `note` saying why.  More ranks than GPUs on a
 /// machine share them, and `note` says so.  Collective.

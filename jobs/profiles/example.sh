@@ -5,7 +5,8 @@
 #
 #   . jobs/profiles/example.sh
 #   sbatch --nodes=2 --ntasks-per-node=8 --cpus-per-task=12 jobs/train.sbatch \
-#     inputs/quickstart.toml run.backend=cuda mesh.dp=8
+#     inputs/quickstart.toml run.backend=cuda model.head_dim=64 mesh.dp=8 \
+#     batching.global_tokens=32768
 export SBATCH_PARTITION=gpu
 export SBATCH_GPUS_PER_NODE=8
 export BALLAST_PROFILE=example

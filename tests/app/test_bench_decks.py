@@ -40,7 +40,9 @@ class BenchDecks(RunCase):
 
     @unittest.skipIf(os.path.exists("/dev/nvidiactl"), "a GPU may answer here")
     def test_a_gpu_that_is_not_there_is_said(self):
-        said = self.refused("step", self.deck(dp=1), "run.backend=cuda", "model.head_dim=64")
+        gpu = ["run.backend=cuda", "model.head_dim=64"]
+        # Nothing is opened or made before: not the data, nor a model that a host may not hold.
+        said = self.refused("step", self.deck(dp=1), *gpu, f"data.paths=['{self.out('none')}']")
         self.assertIn("run.backend=host measures the host", said)
 
     def test_weights_of_a_checkpoint(self):

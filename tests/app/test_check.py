@@ -39,6 +39,8 @@ class CommandLine(RunCase):
             (("check", "d.toml", "--steps", "010"), "without leading zeros"),
             (("check", "d.toml", "--plans", "0x10"), "without leading zeros"),
             (("--help", "deck", "msh"), "did you mean mesh?"),
+            (("--help", "decks"), "did you mean deck?"),
+            (("--help", "mesh"), "topics: deck [BLOCK], combinations"),
         ]:
             done = self.ballast(*arguments, status=2)
             self.assertIn(mention, done.stderr)

@@ -37,6 +37,14 @@ global_samples = 8
 LAYER = 2 * 64 + 64 * (2 * 256 + 2 * 128) + 3 * 64 * 128  # norms, attention, MLP
 
 
+class TraceFolder(RunCase):
+    def test_a_folder_that_cannot_be_made_is_said_before_steps_are_simulated(self):
+        bounds = ["--steps", "1000000", "--trace", "/proc/run"]  # steps of many hours
+        said = self.run_ballast(1, "check", self.deck(), *bounds, status=1).stderr
+        self.assertIn("choose another --trace", said)
+        self.assertNotIn("trace.enabled", said)
+
+
 class CheckFigures(RunCase):
     def check(self, *keys):
         deck, twin = self.out("deck.toml"), self.out("check.json")

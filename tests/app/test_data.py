@@ -470,6 +470,8 @@ class Pairs(Data):
         for row in ({"prompt": "a", "chosen": "b"}, {"chosen": "a", "rejected": "b"}):
             said = self.build(self.lines([row]), out="bad.h5", options=("--pairs",), status=2)
             self.assertIn("row of preferences", said)
+        said = self.build(self.lines(rows[:1]), out="bad.h5", status=2)
+        self.assertIn("--pairs reads rows of preferences", said)
 
 
 class Training(Data):

@@ -1,6 +1,8 @@
 """What a file of ballast-data holds beside its tokens, what a build and inspect print of it, and
 where inputs and samples are cut."""
+import os
 import re
+import resource
 import subprocess
 import sys
 import unittest
@@ -113,6 +115,44 @@ class Places(Stored):
             marks.append(self.attribute("recipe_crc32"))
         self.assertEqual(marks[0], marks[1])
         self.assertNotEqual(marks[0], marks[2])
+
+
+class Full(Stored):
+    """A disk of 96 KiB, which only root can make, and a limit of a file's size."""
+
+    def stop(self, rows, words, **options):
+        line = self.line(self.lines([{"text": "ring stripe " * 100}] * rows), **options)
+        done = subprocess.run([*line, "--workers", "1"], **self.said, preexec_fn=self.limit)
+        self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+        last = done.stderr.splitlines()[-1]
+        self.assertTrue(last.startswith("ballast-data: "), done.stderr)
+        self.assertIn(words, last)
+        return done.stderr
+
+    def setUp(self):
+        super().setUp()
+        self.said = {"capture_output": True, "text": True, "timeout": 120}
+        self.limit = None
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can mount a disk")
+    def test_a_full_disk_is_one_line_with_the_remedy(self):
+        disk = self.out("disk")
+        os.makedirs(disk)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", disk]
+        if subprocess.run(mount, **self.said).returncode != 0:
+            self.skipTest("no disk can be mounted here")
+        try:
+            # While the file is assembled, and while shards are written.
+            for rows in (60, 100):
+                said = self.stop(rows, "free some space: the same command goes on", out="disk/o.h5")
+                self.assertEqual(said.count("\n"), 1, said)
+                subprocess.run(["rm", "-rf", f"{disk}/o.h5.parts"], check=True)
+        finally:
+            subprocess.run(["umount", disk], check=True)
+
+    def test_a_file_that_hdf5_cannot_write_ends_without_a_crash(self):
+        self.limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+        self.stop(40, "File too large", options=("--shard-mib", "0.004"))
 
 
 class Cuts(Stored):

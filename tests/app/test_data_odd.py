@@ -478,6 +478,9 @@ class Options(Odd):
         look = lambda *options: subprocess.run([*command, *options], capture_output=True, text=True)
         whole = re.search(r"\d+ tokens, \d+ with loss", look().stdout)[0]
         self.assertIn(whole, look("--tokens", "2").stdout)
+        done = look("--first", "1")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+        self.assertIn("has 1 samples", done.stderr)
         for option in ("--first", "--samples", "--tokens"):
             done = look(option, "-1")
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)

@@ -1,6 +1,7 @@
 """Pages tell the truth: commands name programs, options, decks and keys that exist, links lead
 somewhere, the page of results is what its figures make, and the site builds."""
 import glob
+import json
 import os
 import re
 import shutil
@@ -41,6 +42,38 @@ class Commands(unittest.TestCase):
         ):
             found = [text for words in commands(line) for text in wrong(words)]
             self.assertEqual(len(found), 1, line)
+
+    def test_decks_of_the_examples_for_slurm_pass_check(self):
+        """Commands in comments of scripts: what a submission trains is sound."""
+        for path in ("jobs/train.sbatch", "jobs/profiles/example.sh"):
+            with open(os.path.join(ROOT, path)) as file:
+                text = re.sub(r"^#", "", file.read(), flags=re.M)
+            (example,) = re.findall(r"^ *sbatch (?:.*\\\n)+.*$", text, re.M)
+            (words,) = commands(example)
+            self.assertIn("run.backend=cuda", words)
+            deck = next(i for i, word in enumerate(words) if word.startswith("inputs/"))
+            done = subprocess.run(
+                [BALLAST, "check", *words[deck:], "--elsewhere"],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, path + done.stderr)
+            ranks = {w.split("=")[0]: int(w.split("=")[1]) for w in words if w.startswith("--n")}
+            started = ranks["--nodes"] * ranks["--ntasks-per-node"]
+            self.assertRegex(done.stdout, rf"(?m)^mesh: .* = {started}$")
+
+    def test_presets_of_the_contributors_page_configure_build_and_test(self):
+        with open(os.path.join(ROOT, "CONTRIBUTING.md")) as file:
+            (line,) = re.findall(r"^Sanitizers .*$", file.read(), re.M)
+        named = set(re.findall(r"--preset (\w+)|`(\w+)`", line))
+        named = {name for either in named for name in either if name}
+        self.assertIn("tsan", named)
+        with open(os.path.join(ROOT, "CMakePresets.json")) as file:
+            presets = json.load(file)
+        for kind in ("configurePresets", "buildPresets", "testPresets"):
+            self.assertLessEqual(named, {preset["name"] for preset in presets[kind]}, kind)
 
     def test_readme_is_short(self):
         with open(os.path.join(ROOT, "README.md")) as file:

@@ -304,6 +304,10 @@ forward_pair_s = 2e-9
             facts["best_overrides"][2:],
             [f"chunk.tokens={facts['best_chunk_tokens']}", f"chunk.k={facts['best_k']}"],
         )
+        printed = self.run_ballast(
+            1, "plan", os.path.join(INPUTS, "chunkflow/search.toml"), *small
+        ).stdout
+        self.assertIn("train with it: mpiexec -n 4 ballast train ", printed)
         self.assertEqual(
             self.plan("chunkflow/search.toml", *small, "pipeline.schedule=zero_bubble")[
                 "best_overrides"

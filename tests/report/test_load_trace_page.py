@@ -1,5 +1,8 @@
 """Traces explain themselves: every column has a unit and a meaning, and the page says the same."""
+import re
 import subprocess
+import sys
+import textwrap
 import unittest
 
 import h5py
@@ -16,6 +19,26 @@ class TestTracePage(support.RunTest):
         self.assertEqual(
             page, tables, "run python3 tests/report/trace_page.py to renew docs/trace.md"
         )
+
+    def test_code_of_the_page_finds_what_it_says(self):
+        rank = synthetic.Rank(0, 1)
+        rank.event("step", 0, 1, step=0)
+        rank.event("attention_forward", 0, 1, step=0)
+        rank.step(0)
+        rank.plan("ring", 7, 0, {"of": "the ring"})  # runs store it first
+        rank.plan("step", 5, 0, {"of": "the step"})
+        synthetic.write(self.folder / "RUN", [rank])
+        page = trace_page.PAGE.read_text(encoding="utf-8")
+        blocks = re.findall(r"(?:^    .*\n)+", page, re.M)
+        code = "".join(b for b in blocks if b.startswith("    import"))
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code) + "\nprint(attention_s)"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.splitlines()[-2:], ["{'of': 'the step'}", "1.0"])
 
     def test_every_data_set_and_column_is_described(self):
         path = trace_page.write_trace(self.folder)
