@@ -3,7 +3,6 @@ decks, cases, and estimates that hold."""
 import glob
 import json
 import os
-import resource
 import random
 import subprocess
 import unittest
@@ -431,19 +430,6 @@ class Check(RunCase):
         )
         self.assertIn("two", text)
         self.assertEqual(self.check(deck, "--case", "two")[1]["ranks"], 4)
-
-    def test_a_full_disk_ends_a_trace_of_simulated_steps_with_one_error(self):
-        deck = self.deck()
-        for size in (3000, 60000, 100000, 800000):  # of a file; where HDF5 meets it differs
-
-            def limit(size=size):
-                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-            line = [BALLAST, "check", deck, "--trace", self.out(str(size)), "--steps", "200"]
-            done = subprocess.run(line, capture_output=True, text=True, preexec_fn=limit)
-            self.assertEqual(done.returncode, 1, f"{size}: {done.stderr}")
-            self.assertIn("no trace of simulated steps", done.stderr)
-            self.assertIn("space and rights", done.stderr)
 
     def test_the_twin_replaces_nothing_that_is_read_or_written(self):
         deck, other = self.deck(), self.out("best.toml")

@@ -2,9 +2,11 @@
 what hops carry, what a rank keeps of the optimizer, all ranks' memory, simulated steps."""
 import json
 import re
+import resource
+import subprocess
 import unittest
 
-from runs import RunCase
+from runs import BALLAST, RunCase
 
 LENGTHS = [1500, 100, 300, 2000, 500, 100, 1500, 300, 1500, 2000, 100, 300, 500, 1500, 100, 2000]
 DECK = f"""[run]
@@ -43,6 +45,19 @@ class TraceFolder(RunCase):
         said = self.run_ballast(1, "check", self.deck(), *bounds, status=1).stderr
         self.assertIn("choose another --trace", said)
         self.assertNotIn("trace.enabled", said)
+
+    def test_a_full_disk_ends_a_trace_of_simulated_steps_with_one_error(self):
+        deck = self.deck()
+        for size in (3000, 60000, 100000, 800000):  # of a file; where HDF5 meets it differs
+
+            def limit(size=size):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+            line = [BALLAST, "check", deck, "--trace", self.out(str(size)), "--steps", "200"]
+            done = subprocess.run(line, capture_output=True, text=True, preexec_fn=limit)
+            self.assertEqual(done.returncode, 1, f"{size}: {done.stderr}")
+            self.assertIn("no trace of simulated steps", done.stderr)
+            self.assertIn("space and rights", done.stderr)
 
 
 class CheckFigures(RunCase):
