@@ -21,8 +21,9 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t kWave = 16;  // trials between two looks at what was found
-constexpr double kPromising = 3;   // a choice gets a trial if it may take this much of the best
+constexpr std::size_t kWave = 16;     // trials between two looks at what was found
+constexpr std::size_t kUnproven = 4;  // of a base budget that may lack the coverage
+constexpr double kPromising = 3;      // a choice gets a trial if it may take this much of the best
 constexpr double kScheduledOps = 15e3;  // of all orders that a trial may build schedules of
 // Of TuneOptions::seconds: when the search ends at the latest, and trials of choices that had none.
 constexpr double kSearched = 0.65, kExplained = 0.75;
@@ -164,11 +165,30 @@ class Search {
                : found_[static_cast<std::size_t>(options_.list) - 1].step_s;
   }
 
-  /// Whether tuning lowers this base budget below the coverage, by the trials so far, so that more
-  /// of them would be lost.
+  /// Trials whose tuned budgets had the coverage at this base budget or a smaller one, and those
+  /// that lacked it at this or a larger one: it grows with the base.
+  std::pair<std::size_t, std::size_t> coverage(std::int64_t budget) const {
+    std::pair<std::size_t, std::size_t> trials{0, 0};
+    for (const auto& [base, seen] : coverage_) {
+      if (base <= budget) trials.first += seen.first;
+      if (base >= budget) trials.second += seen.second;
+    }
+    return trials;
+  }
+  /// Whether more trials of this base budget would be lost.
   bool uncovered(std::int64_t budget) const {
-    const auto at = coverage_.find(budget);
-    return at != coverage_.end() && at->second.held == 0 && at->second.refused >= 2 * kWave;
+    const auto [had, lacked] = coverage(budget);
+    return had == 0 && lacked >= kUnproven;
+  }
+
+  /// The first entry with each base budget in an order, the largest budget first.
+  std::vector<std::size_t> of_each_budget(
+      const std::vector<std::pair<double, std::size_t>>& order) const {
+    std::map<std::int64_t, std::size_t, std::greater<>> first;
+    for (const auto& [s, i] : order) first.try_emplace(entries_[i].candidate.budget, i);
+    std::vector<std::size_t> list;
+    for (const auto& [budget, i] : first) list.push_back(i);
+    return list;
   }
 
   /// First the deck's plan and a candidate of every choice that none was tried of, then neighbours
@@ -191,11 +211,18 @@ class Search {
     std::vector<std::size_t> wave;
     std::set<const ChoiceFacts*> covered;
     const std::size_t size = std::min(kWave, most);
+    const bool tunes = input_.limits.coverage > 0 && input_.base.dst.enabled;
+    std::map<std::int64_t, std::size_t> unproven;  // in the wave, by base budget
     const auto take = [&](std::size_t i) {
-      if (wave.size() < size && std::find(wave.begin(), wave.end(), i) == wave.end())
+      if (wave.size() == size || std::find(wave.begin(), wave.end(), i) != wave.end()) return;
+      const std::int64_t budget = entries_[i].candidate.budget;
+      if (!tunes || coverage(budget).first > 0 || ++unproven[budget] <= kUnproven)
         wave.push_back(i), covered.insert(entries_[i].choices.begin(), entries_[i].choices.end());
     };
     if (deck_ && !entries_[*deck_].tried) take(*deck_);
+    // What tuning leaves of the base budgets, the largest first, is not known before a trial.
+    if (tunes && coverage_.empty())
+      for (const std::size_t i : of_each_budget(order)) take(i);
     const auto untried = [&](const ChoiceFacts* c) { return c->trials == 0 && !covered.count(c); };
     for (const auto& [s, i] : order) {
       if (wave.size() == size || s > kPromising * order.front().first) break;
@@ -253,8 +280,8 @@ class Search {
 
   void note(const Trial& trial) {
     if (trial.uncovered || trial.covered_of > 0) {
-      Coverage& seen = coverage_[trial.candidate.budget];
-      ++(trial.uncovered ? seen.refused : seen.held);
+      auto& [had, lacked] = coverage_[trial.candidate.budget];
+      ++(trial.uncovered ? lacked : had);
     }
     if (trial.state == TrialState::refused) {
       ++result_.refused;
@@ -389,10 +416,8 @@ class Search {
   std::vector<std::unique_ptr<TuneTrials>> trials_;  ///< one a thread
   std::vector<Entry> entries_;
   std::optional<std::size_t> deck_;  ///< of them: the deck's plan
-  struct Coverage {
-    std::size_t held = 0, refused = 0;
-  };
-  std::map<std::int64_t, Coverage> coverage_;     ///< trials of tuned budgets, by the base budget
+  /// Trials whose tuned budgets had the coverage, and that lacked it, by the base budget.
+  std::map<std::int64_t, std::pair<std::size_t, std::size_t>> coverage_;
   std::vector<std::pair<double, double>> error_;  ///< [kind] sum of simulated over estimate, count
   std::pair<double, double> all_errors_{0, 0};
   std::vector<Trial> found_;    ///< that fit, the fastest first

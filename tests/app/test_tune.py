@@ -84,6 +84,7 @@ class Tune(RunCase):
             [BALLAST, "tune", *arguments, "--json", twin],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=300,
             stdin=subprocess.DEVNULL,
             cwd=self.folder,

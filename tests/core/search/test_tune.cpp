@@ -352,7 +352,7 @@ TEST(Tune, IsNeverSlowerThanTheDeck) {
   }
 }
 
-TEST(Tune, TunedBudgetsThatAreListedKeepTheCoverage) {
+TEST(TuneSlow, TunedBudgetsThatAreListedKeepTheCoverage) {
   Config base = deck();
   base.attention.pattern = PatternKind::moba;
   base.attention.moba_block = 64, base.attention.moba_top_k = 16;
@@ -360,11 +360,11 @@ TEST(Tune, TunedBudgetsThatAreListedKeepTheCoverage) {
   base.dst.threshold = 0.3, base.dst.base_budget = 16, base.dst.simulated_coverage = {8};
   base.from.settings["dst.enabled"] = {Origin::file, "deck.toml:2"};
   TuneInput in = input(base, 2, {4096, 2048, 700, 64});
-  in.limits.coverage = 0.75;
-  const TuneResult found = tune(in, {.list = 5, .steps = 1, .trials = 200, .threads = 1});
+  in.limits.coverage = 0.9;
+  const TuneResult found = tune(in, {.list = 5, .steps = 1, .trials = 32, .threads = 1});
   ASSERT_FALSE(found.best.empty());
   for (const Trial& t : found.best)
-    EXPECT_GE(t.covered, 0.75 * t.covered_of) << describe(t.candidate);
+    EXPECT_GE(t.covered, 0.9 * t.covered_of) << describe(t.candidate);
   EXPECT_GT(found.refused, 0) << "no trial lost coverage, so this shows nothing";
 }
 
