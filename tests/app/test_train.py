@@ -254,7 +254,7 @@ class Restarts(RunCase):
 
         run, limit = self.out("run"), 3
         settings = ["data.source=distribution", "data.bin_tokens=[64]", "data.bin_share=[1]"]
-        settings += ["data.samples=16000", "data.validation_share=0.9", "eval.every_steps=1"]
+        settings += ["data.samples=4000", "data.validation_share=0.9", "eval.every_steps=1"]
         settings += ["batching.global_tokens=64", "-t", f"00:00:{limit:02}"]
         deck = self.deck(dp=1, steps=10**6, every=0)
         self.run_ballast(1, "train", deck, "-d", run, *settings, status=75)
