@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "app/plan/deck_profile.hpp"
 #include "app/plan/drift_sample.hpp"
@@ -72,16 +70,6 @@ void refuse_without_loss(const Dataset& data) {
       data.description(), loss_share_text(data));
 }
 
-std::string weights_note(const Config& config) {
-  if (config.model.weights.empty()) return "";
-  const std::string file = config.model.weights + "/config.json", key = "attention_dropout";
-  std::ifstream stream(file);
-  const auto stated = nlohmann::json::parse(stream, nullptr, false);
-  if (!stated.is_object() || !stated.contains(key) || !stated[key].is_number() || stated[key] == 0)
-    return "";
-  return fmt::format("{}: {} = {}: training goes without dropout", file, key, stated[key].dump());
-}
-
 void refuse_gradient_file(const Config& config) {
   const std::string &file = config.run.dump_gradients, &weights = config.model.weights;
   if (file.empty()) return;
@@ -131,6 +119,7 @@ void read_first_tokens(const Dataset& data) {
     left -= std::ssize(tokens);
   }
 }
+
 /// No element is read, but every name and shape.
 void open_weights(const Config& config) {
   const std::string& folder = config.model.weights;
@@ -192,7 +181,7 @@ OpenedFiles open_files_of(const Config& config) {
   if (!config.model.weights.empty()) attempt([&] { open_weights(config); });
   const std::string folder_note = gradient_folder_note(config);
   if (folder_note.empty()) attempt([&] { refuse_gradient_file(config); });
-  for (const std::string& note : {weights_note(config), folder_note})
+  for (const std::string& note : {huggingface_note(config.model.weights), folder_note})
     if (!note.empty()) found.notes.push_back(note);
   if (goes_by_head(config)) attempt([&] { found.heads = head_table(config); });
   // Other runs go on without predictions where a table cannot be read.

@@ -18,7 +18,7 @@ struct OpenedFiles {
   SampleLength longest;   ///< sample; of 0 tokens where not known
   double loss_share = 0;  ///< of the tokens of the first samples
   std::shared_ptr<const HeadTable> heads;  ///< of attention.pattern = "by_head"; null: not read
-  std::vector<std::string> notes;          ///< ReferenceValues::note, weights_note()
+  std::vector<std::string> notes;          ///< ReferenceValues::note, huggingface_note()
   std::vector<std::string> problems;       ///< what `train` would stop at
 };
 
@@ -29,9 +29,6 @@ struct OpenedFiles {
 /// of the weights.  run.dump_gradients must be a file that can be written.
 inline constexpr std::int64_t kReadTokens = std::int64_t{1} << 26;
 OpenedFiles open_files_of(const Config& config);
-
-/// What config.json of model.weights states and training does without, or "".
-std::string weights_note(const Config& config);
 
 /// Whether run.dump_gradients ("": nothing to write) can be written without replacing anything but
 /// gradients.  Errors name what it would replace, or why not.

@@ -18,6 +18,7 @@
 #include "core/observe/metrics.hpp"
 #include "core/plan/batch/chunk_groups.hpp"
 #include "core/plan/plan_json.hpp"
+#include "io/model/huggingface.hpp"
 #include "io/trace/recorded_indexes.hpp"
 #include "parallel/comm/clock_alignment.hpp"
 #include "parallel/comm/signals.hpp"
@@ -160,7 +161,8 @@ void Trainer::write_model(const Restored& restored) {
   }
   if (restored.path.empty() && !config.model.weights.empty())
     log_.comment("starts from the weights in " + config.model.weights);
-  const std::string note = session_.mesh.world.rank() == 0 ? weights_note(config) : "";
+  const std::string note =
+      session_.mesh.world.rank() == 0 ? huggingface_note(config.model.weights) : "";
   if (!note.empty()) log_.comment("note: " + note);
 }
 

@@ -260,6 +260,16 @@ void refuse_other_weights(const std::string& dir) {
 
 }  // namespace
 
+std::string huggingface_note(const std::string& dir) {
+  const std::string file = dir + "/config.json", key = "attention_dropout";
+  if (dir.empty()) return "";
+  std::ifstream stream(file);
+  const json stated = json::parse(stream, nullptr, false);
+  if (!stated.is_object() || !stated.contains(key) || !stated[key].is_number() || stated[key] == 0)
+    return "";
+  return fmt::format("{}: {} = {}: training goes without dropout", file, key, stated[key].dump());
+}
+
 ModelShape read_huggingface_config(const std::string& dir) {
   const std::string file = dir + "/config.json";
   require(!fs::exists(file) || fs::is_regular_file(file), "{}: is no regular file", file);

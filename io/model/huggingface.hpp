@@ -17,6 +17,9 @@ namespace ballast {
 /// activation that this program does not compute.
 ModelShape read_huggingface_config(const std::string& dir);
 
+/// What DIR/config.json states and training does without, or "", as where there is no DIR ("").
+std::string huggingface_note(const std::string& dir);
+
 /// Values of the flat buffer's elements [begin, end), whose parameters are `table` in order, from
 /// DIR's safetensors, into `out` [end - begin] (f32 or f64, host).  Reads those elements alone.
 /// Errors: a missing tensor, one that the table does not have, or another shape than the table's,

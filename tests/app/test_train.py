@@ -267,30 +267,29 @@ class Restarts(RunCase):
         for number, end in enumerate(times[1:-1:2], 1):  # after it the run went on
             self.assertLess(end + max(spent[:number]), limit + 0.1)  # until a line is written
 
-    def test_the_limit_leaves_room_for_the_first_evaluation(self):
-        """It has tokens of thousands of steps; the steps before it are done."""
+    def ends_before_its_first_evaluation(self, *settings):
+        """Which is due at the sixth step and takes longer than the limit; the steps are done."""
         run = self.out("run")
-        settings = ["data.source=distribution", "data.bin_tokens=[64]", "data.bin_share=[1]"]
-        settings += ["data.samples=200000", "data.validation_share=0.99", "eval.every_steps=6"]
-        settings += ["batching.global_tokens=64", "-t", "00:00:05"]
+        settings += ("data.source=distribution", "data.bin_tokens=[64]", "data.bin_share=[1]")
+        settings += ("eval.every_steps=6", "batching.global_tokens=64", "-t", "00:00:05")
         deck = self.deck(dp=1, steps=10**6, every=0)
         self.run_ballast(1, "train", deck, "-d", run, *settings, status=75)
         with open(os.path.join(run, "steps.jsonl")) as file:
             self.assertNotIn("validation_loss", file.read())
         self.assertEqual(max(self.losses(run)), 5)
 
+    def test_the_limit_leaves_room_for_the_first_evaluation(self):
+        """It has tokens of thousands of steps."""
+        self.ends_before_its_first_evaluation("data.samples=200000", "data.validation_share=0.99")
+
     def test_the_limit_leaves_room_for_the_texts_of_the_first_evaluation(self):
         """They take passes over tokens of thousands of steps; the samples held out take none."""
-        run = self.out("run")
-        settings = ["data.source=distribution", "data.bin_tokens=[64]", "data.bin_share=[1]"]
-        settings += ["data.samples=2000", "data.validation_share=0.05", "eval.every_steps=6"]
-        settings += ["eval.generate_samples=80", "eval.generate_tokens=150"]
-        settings += ["batching.global_tokens=64", "-t", "00:00:05"]
-        deck = self.deck(dp=1, steps=10**6, every=0)
-        self.run_ballast(1, "train", deck, "-d", run, *settings, status=75)
-        with open(os.path.join(run, "steps.jsonl")) as file:
-            self.assertNotIn("validation_loss", file.read())
-        self.assertEqual(max(self.losses(run)), 5)
+        self.ends_before_its_first_evaluation(
+            "data.samples=2000",
+            "data.validation_share=0.05",
+            "eval.generate_samples=80",
+            "eval.generate_tokens=150",
+        )
 
     def test_keep_and_folder_rules(self):
         deck, run = self.deck(steps=10, every=1), self.out("run")

@@ -37,16 +37,22 @@ TEST(TuneSlow, LowerBoundsAreBelowTheClock) {
   EXPECT_GT(tight, compared / 4);
 }
 
-// Tuning lowers the budgets of slow micro-batches below the base.
-TEST(TuneSlow, LowerBoundsAreBelowTheClockOfTunedBudgets) {
+/// A deck of tuned budgets of key blocks.
+Config tuned_deck(std::int64_t base_budget) {
   Config base = deck();
   hold(base, {"chunk.k", "ring.layout", "pipeline.schedule"});
   base.attention.pattern = PatternKind::moba;
-  base.attention.moba_block = 64, base.attention.moba_top_k = 64;
+  base.attention.moba_block = 64, base.attention.moba_top_k = base_budget;
   base.dst.enabled = true, base.dst.anchor = Anchor::min;
-  base.dst.threshold = 0.9, base.dst.base_budget = 64;
+  base.dst.threshold = 0.9, base.dst.base_budget = base_budget;
   base.dst.simulated_coverage = {4};
   base.costs.forward_token_s = 1e-7, base.costs.forward_pair_s = 2e-9;
+  return base;
+}
+
+// Tuning lowers the budgets of slow micro-batches below the base.
+TEST(TuneSlow, LowerBoundsAreBelowTheClockOfTunedBudgets) {
+  const Config base = tuned_deck(64);
   const auto [compared, tight] =
       compare_bounds(input(base, 4, {16384, 9000, 4096, 2000, 900, 600, 512, 512}), 11);
   EXPECT_GT(compared, 20u);
@@ -139,22 +145,9 @@ TEST(TuneSlow, LowerBoundsAreBelowTheClockOfCutSamples) {
   EXPECT_GT(compare_bounds(in, 3).first, 20u);
 }
 
-/// A deck of tuned budgets of key blocks.
-Config tuned_deck() {
-  Config base = deck();
-  hold(base, {"chunk.k", "ring.layout", "pipeline.schedule"});
-  base.attention.pattern = PatternKind::moba;
-  base.attention.moba_block = 64, base.attention.moba_top_k = 16;
-  base.dst.enabled = true, base.dst.anchor = Anchor::min;
-  base.dst.threshold = 0.9, base.dst.base_budget = 16;
-  base.dst.simulated_coverage = {4};
-  base.costs.forward_token_s = 1e-7, base.costs.forward_pair_s = 2e-9;
-  return base;
-}
-
 // As in a table whose sparse kernels are slower than dense ones where few blocks are left.
 TEST(TuneSlow, LowerBoundsAreBelowTheClockOfDearSmallBudgets) {
-  Config base = tuned_deck();
+  Config base = tuned_deck(16);
   base.dst.threshold = 0.01;  // so that tuning leaves the dear ones alone
   TuneInput in = input(base, 4, {4096, 2000, 900, 600, 512, 512});
   make_dear(in, [](std::int64_t, std::int64_t budget) { return budget < 8 ? 20.0 : 1.0; });
