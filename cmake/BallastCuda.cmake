@@ -63,6 +63,7 @@ if(BALLAST_HAVE_CUDA AND cuda_sources)
     endif()
   endforeach()
   add_library(ballast_cuda STATIC ${cuda_sources})
+  ballast_unity_groups(ballast_cuda)
   add_library(ballast::cuda ALIAS ballast_cuda)
   set_target_properties(ballast_cuda PROPERTIES EXPORT_NAME cuda
                         CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Shared)

@@ -89,14 +89,14 @@ AttentionPattern bench_pattern(const MicroBatch& batch, std::int64_t tokens, dou
 }
 
 /// The shape that the settings state.
-struct Shape {
+struct AttentionShape {
   std::int64_t tokens, q_heads, kv_heads, head_dim;
   DType type;
   std::uint64_t seed;
   double density;
   std::vector<std::int64_t> lengths;
 
-  Shape(const BenchSettings& settings, const Device& device)
+  AttentionShape(const BenchSettings& settings, const Device& device)
       : tokens(settings.integer("tokens")),
         q_heads(settings.integer("q_heads")),
         kv_heads(settings.integer("kv_heads")),
@@ -120,7 +120,7 @@ struct Shape {
 /// One attention on the device: operands, index and results.
 class Attention {
  public:
-  Attention(const Shape& s, const BenchSettings& settings, Device& device)
+  Attention(const AttentionShape& s, const BenchSettings& settings, Device& device)
       : index(bench_pattern(s.batch(), s.tokens, s.density, settings, s.seed)),
         scale_(1 / std::sqrt(static_cast<double>(s.head_dim))) {
     const auto values = [&](const char* what, std::int64_t heads) {
@@ -157,7 +157,7 @@ class Attention {
   std::optional<AttentionWork> work_;
 };
 
-BenchResult described(const Shape& s, const Attention& attention, const Device& device) {
+BenchResult described(const AttentionShape& s, const Attention& attention, const Device& device) {
   const AttentionPattern& index = attention.index;
   const double pairs = static_cast<double>(s.q_heads) * index.pairs_per_head(),
                kept = index.pairs_per_head() / index.visible_pairs();
@@ -184,7 +184,8 @@ BenchResult described(const Shape& s, const Attention& attention, const Device& 
 }
 
 /// Compares the results of the last runs with the reference.
-void check(const Attention& attention, const Shape& s, std::int64_t samples, BenchResult& result) {
+void check(const Attention& attention, const AttentionShape& s, std::int64_t samples,
+           BenchResult& result) {
   const AttentionErrors errors = sampled_errors(attention.on_host(), samples, s.seed);
   result.json["error"] = to_json(errors);
   result.text += fmt::format("  error against fp64, sampled rows: {}\n", to_string(errors));
@@ -194,7 +195,7 @@ void check(const Attention& attention, const Shape& s, std::int64_t samples, Ben
           errors.worst(), error_limit(s.type), to_string(errors), s.seed);
 }
 
-void time_beside_product(Attention& attention, const Shape& s, const BenchDevice& where,
+void time_beside_product(Attention& attention, const AttentionShape& s, const BenchDevice& where,
                          std::int64_t repeats, BenchResult& result) {
   const std::int64_t size = where.cuda() ? 8192 : 1024;
   const Tensor a = random_matrix(size, size, s.type, s.seed, where.device()),
@@ -223,9 +224,9 @@ void time_beside_product(Attention& attention, const Shape& s, const BenchDevice
   result.text += fmt::format("  gemm {} {:>43.1f}\n", size, product_rate * 1e-9);
 }
 
-BenchResult run(const BenchSettings& settings) {
+BenchResult run_attention(const BenchSettings& settings) {
   const BenchDevice where(settings);
-  const Shape shape(settings, where.device());
+  const AttentionShape shape(settings, where.device());
   const std::int64_t repeats = settings.integer("repeats"), samples = settings.integer("samples");
   Attention attention(shape, settings, where.device());
   BenchResult result = described(shape, attention, where.device());
@@ -259,7 +260,7 @@ Benchmark attention_benchmark() {
            {"check", "true", "compare sampled rows with the fp64 reference first"},
            {"samples", "32", "query rows compared, and a quarter as many keys"},
            {"seed", "", "of the random data; empty: from the clock"}},
-          run};
+          run_attention};
 }
 
 }  // namespace ballast

@@ -70,7 +70,7 @@ double sampled_error(const Tensor& a_, const Tensor& b_, const Tensor& c_, std::
   return error / (std::sqrt(static_cast<double>(k)) / 12);
 }
 
-BenchResult run(const BenchSettings& settings) {
+BenchResult run_gemm(const BenchSettings& settings) {
   const BenchDevice where(settings);
   std::string text;
   const std::int64_t fallback = where.cuda() ? 8192 : 1024;
@@ -128,7 +128,7 @@ Benchmark gemm_benchmark() {
            {"dtype", "", "host: f32 (when empty) or f64; cuda: bf16"},
            {"repeats", "11", "timed runs"},
            {"seed", "", "of the random data; empty: from the clock"}},
-          run};
+          run_gemm};
 }
 
 }  // namespace ballast

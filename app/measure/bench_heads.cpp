@@ -268,7 +268,7 @@ Config searched(const Config& deck) {
   return config;
 }
 
-BenchResult run(const Config& deck, const BenchSettings& settings) {
+BenchResult run_heads(const Config& deck, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
   together(world, [&] {
     if (world.rank() == 0) check_head_table_target(settings.text("out"));
@@ -342,7 +342,7 @@ Benchmark heads_benchmark() {
            {"out", "heads.json", "file for attention.heads"},
            {"seed", "1", "of the sampled queries"}},
           nullptr,
-          run};
+          run_heads};
 }
 
 }  // namespace ballast

@@ -153,7 +153,7 @@ Leak compare(const Pass& before, const Pass& after, const Communicator& world) {
   return leak;
 }
 
-BenchResult run(const Config& deck, const BenchSettings& settings) {
+BenchResult run_leak(const Config& deck, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
   Config config = deck;
   config.run.backend = Backend::host;
@@ -217,7 +217,7 @@ Benchmark leak_benchmark() {
            {"checkpoint", "", "whose weights run; empty: model.weights or initial values"},
            {"seed", "1", "of the new tokens"}},
           nullptr,
-          run};
+          run_leak};
 }
 
 }  // namespace ballast

@@ -298,7 +298,7 @@ BenchResult measure(const RingProblem& p, const BenchSettings& settings, const C
   return result;
 }
 
-BenchResult run(const BenchSettings& settings) {
+BenchResult run_ring(const BenchSettings& settings) {
   const Communicator world = Communicator::world();
   const int ranks = world.size(), outer = static_cast<int>(settings.integer("outer"));
   RingProblem p{settings.integer("tokens", 2),
@@ -347,7 +347,7 @@ Benchmark ring_benchmark() {
         "rounds after those that are timed whose GPU kernels are recorded, by group"},
        {"samples", "16", "query rows compared with fp64, and a quarter as many keys"},
        {"seed", "", "of the random data; empty: from the clock"}},
-      run};
+      run_ring};
 }
 
 }  // namespace ballast

@@ -218,7 +218,7 @@ nlohmann::ordered_json figures(const Session& session, const Measured& m, const 
   return json;
 }
 
-BenchResult run(const Config& config, const BenchSettings& settings) {
+BenchResult run_step(const Config& config, const BenchSettings& settings) {
   const Communicator world = Communicator::world();
   if (config.run.backend == Backend::cuda) {  // before a host takes a model meant for a GPU
     const std::string missing = missing_gpu(world);
@@ -253,7 +253,7 @@ Benchmark step_benchmark() {
            {"repeats", "7", "timed steps"},
            {"profile", "0", "steps after those whose GPU kernels are recorded by CUPTI, by group"}},
           nullptr,
-          run};
+          run_step};
 }
 
 }  // namespace ballast

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/base/division.hpp"
 #include "core/model/muon_table.hpp"
 #include "core/model/parameter_table.hpp"
 #include "core/plan/attention/block_budget.hpp"
@@ -204,11 +205,10 @@ StepOptions step_options(const Config& config, const RunOptions& options,
 }
 
 ModelShape tensor_shard(ModelShape shape, int tp) {
-  const auto part = [tp](std::int64_t n) { return (n + tp - 1) / tp; };
-  shape.query_heads = part(shape.query_heads);
-  shape.kv_heads = part(shape.kv_heads);
-  shape.intermediate = part(shape.intermediate);
-  shape.vocabulary = part(shape.vocabulary);
+  shape.query_heads = divided_up(shape.query_heads, tp);
+  shape.kv_heads = divided_up(shape.kv_heads, tp);
+  shape.intermediate = divided_up(shape.intermediate, tp);
+  shape.vocabulary = divided_up(shape.vocabulary, tp);
   return shape;
 }
 

@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <array>
 
+#include "core/base/division.hpp"
 #include "core/model/tensor_specs.hpp"
 
 namespace ballast {
 namespace {
 
 std::int64_t padded(std::int64_t n, std::int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
+  return divided_up(n, multiple) * multiple;
 }
-std::int64_t blocks(std::int64_t n) { return (n + kFp8Block - 1) / kFp8Block; }
+std::int64_t blocks(std::int64_t n) { return divided_up(n, kFp8Block); }
 std::int64_t elements(const Shape& shape) {
   std::int64_t n = 1;
   for (const std::int64_t extent : shape) n *= extent;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/base/division.hpp"
 #include "core/plan/attention/block_budget.hpp"
 #include "core/plan/attention/device_index.hpp"
 #include "core/plan/attention/head_rules.hpp"
@@ -14,17 +15,15 @@
 namespace ballast {
 namespace {
 
-constexpr std::int64_t up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
-
 /// Sum over the segment's query blocks of the key blocks that they see, `most` each at most.
 std::int64_t tiles_of(const Segment& s, std::int64_t most) {
   const auto before = [most](std::int64_t blocks) {
     const std::int64_t rising = std::min(blocks, most);
     return rising * (rising + 1) / 2 + (blocks - rising) * most;
   };
-  return before(up(s.end, kBlock)) - before(s.begin / kBlock);
+  return before(divided_up(s.end, kBlock)) - before(s.begin / kBlock);
 }
-std::int64_t tiles_of(const Segment& s) { return tiles_of(s, up(s.end, kBlock)); }
+std::int64_t tiles_of(const Segment& s) { return tiles_of(s, divided_up(s.end, kBlock)); }
 
 /// What the lists of heads hold, summed over them.
 struct Chosen {
@@ -44,7 +43,7 @@ SlashCaps taken(double slash_share, double column_share, const Segment& s, Slash
     return std::min(most > 0 ? most : of,
                     static_cast<std::int64_t>(std::ceil(part * static_cast<double>(of))));
   };
-  return {share(slash_share, up(s.end, kBlock), caps.slashes),
+  return {share(slash_share, divided_up(s.end, kBlock), caps.slashes),
           share(column_share, s.end, caps.columns)};
 }
 
@@ -93,10 +92,10 @@ class Pattern {
   }
 
  private:
-  std::int64_t q_blocks() const { return up(part_.queries, kBlock); }
+  std::int64_t q_blocks() const { return divided_up(part_.queries, kBlock); }
   std::int64_t blocks_of(std::int64_t block_tokens) const {
     std::int64_t count = 0;
-    for (const Segment& s : segments_) count += up(s.end, block_tokens);
+    for (const Segment& s : segments_) count += divided_up(s.end, block_tokens);
     return count;
   }
   bool whole(const Segment& s) const {
@@ -154,7 +153,7 @@ class Pattern {
       if (all.masked) s.row_masks = s.runs;
       s.columns = all.columns / calls;
       if (s.columns > 0)
-        s.cover_words = q_heads_ * s.q_blocks() * up(std::min(all.longest, c.keys), kBlock);
+        s.cover_words = q_heads_ * s.q_blocks() * divided_up(std::min(all.longest, c.keys), kBlock);
       bytes += c.times * held(s, b);
     }
     return bytes;
@@ -174,7 +173,7 @@ class Pattern {
   }
   void add_slashes(const Segment& s, const SlashCaps& take, std::int64_t heads, Chosen& all) const {
     all.in_each_call = true;
-    const std::int64_t seen = up(most_keys_, kBlock);
+    const std::int64_t seen = divided_up(most_keys_, kBlock);
     // The diagonal and the first block come on top.
     const std::int64_t most = whole(s) ? seen : std::min(seen, take.slashes + 2);
     all.tiles += static_cast<double>(heads * tiles_of(s, most));
@@ -219,7 +218,7 @@ class Pattern {
     for (const std::int64_t most : {columns(std::min<std::int64_t>(1, open)), columns(open)}) {
       Chosen all;
       for (const Segment& s : segments_)
-        add_slashes(s, {open - up(most, kBlock), most}, q_heads_, all);
+        add_slashes(s, {open - divided_up(most, kBlock), most}, q_heads_, all);
       all.runs = all.tiles;
       b.layers.front() = std::max(b.layers.front(), lists(all, b));
     }
@@ -251,7 +250,7 @@ class Pattern {
   void add_rule(const Segment& s, const HeadRule& rule, Chosen& all) const {
     switch (rule.pattern) {
       case HeadPattern::dense:
-        return add_slashes(s, {up(s.end, kBlock), 0}, 1, all);
+        return add_slashes(s, {divided_up(s.end, kBlock), 0}, 1, all);
       case HeadPattern::a_shape:
         return add_slashes(
             s,
@@ -282,7 +281,7 @@ class Pattern {
   void observe(GpuIndexBytes& b) const {
     if (rule_.options.pattern == PatternKind::vertical_slash && takes_all()) return;
     const std::int64_t slots = q_heads_ * blocks_of(kBlock), lists = slots * (1 + kBlock),
-                       parts = budget_ > 0 ? up(rule_.options.last_q, kBlock) + 1 : 1;
+                       parts = budget_ > 0 ? divided_up(rule_.options.last_q, kBlock) + 1 : 1;
     b.micro_batch += slots * (1 + kBlock * parts) * 8 + (budget_ > 0 ? lists * 8 : 0);
     b.choosing += lists * 4;
     if (rule_.options.pattern != PatternKind::vertical_slash)
@@ -290,15 +289,15 @@ class Pattern {
   }
   /// A word for each head, 64 queries and block of keys of the widest segment.
   std::int64_t words(std::int64_t block_tokens) const {
-    return q_heads_ * q_blocks() * up(widest_, block_tokens) * 8;
+    return q_heads_ * q_blocks() * divided_up(widest_, block_tokens) * 8;
   }
   void xattention(GpuIndexBytes& b) const {
     const AttentionOptions& o = rule_.options;
-    Chosen all = blocks(o.xattention_threshold, up(o.xattention_block, kBlock));
+    Chosen all = blocks(o.xattention_threshold, divided_up(o.xattention_block, kBlock));
     all.masked = true;
     b.layers.front() = lists(all, b);
     b.choosing = words(o.xattention_block) + q_heads_ * (part_.queries / o.xattention_stride) *
-                                                 up(widest_, o.xattention_block) * 4;
+                                                 divided_up(widest_, o.xattention_block) * 4;
   }
 
   /// Sixty-four queries that choose for themselves choose nearly all blocks between them.
@@ -317,7 +316,7 @@ class Pattern {
   /// Routed lists (kernels/cuda/index/routed_index.hpp), where the kernels have them.
   bool routed(GpuIndexBytes& b) const {
     const std::int64_t block = rule_.options.moba_block, dim = rule_.head_dim;
-    const std::int64_t wide = up(widest_, block), slots = std::min(moba_budget() - 1, wide);
+    const std::int64_t wide = divided_up(widest_, block), slots = std::min(moba_budget() - 1, wide);
     if (call_count_ != 1 || part_.ring != 1 || rule_.deterministic || slots < 1 ||
         !routed_kernels(dim, block))
       return false;
@@ -326,7 +325,7 @@ class Pattern {
       rows += std::max<std::int64_t>(0, s.end - std::max(s.begin, (slots + 1) * block));
     const std::int64_t entries = q_heads_ * rows * slots;
     if (entries == 0 || entries > std::numeric_limits<std::int32_t>::max()) return false;
-    const std::int64_t listed = up(q_blocks(), kRoutedChunk) * kv_heads_ * blocks_of(block);
+    const std::int64_t listed = divided_up(q_blocks(), kRoutedChunk) * kv_heads_ * blocks_of(block);
     b.micro_batch = dense(b);
     b.layers.front() = listed * 2 * 8 + (entries / kRoutedUnit + listed) * 16 + entries * 4 +
                        q_heads_ * q_blocks() * kBlock * slots * 4;

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/base/division.hpp"
 #include "core/base/reduction_space.hpp"
 #include "core/plan/attention/slash_windows.hpp"
 
 namespace ballast {
 namespace {
-
-constexpr std::int64_t up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
 /// Receive space of a host reduction over a ring, by Communicator::all_reduce.
 std::int64_t received(std::int64_t bytes, int ring) {
@@ -22,14 +21,14 @@ KeyAxis keys_of(std::span<const Segment> segments) {
   for (const Segment& s : segments) {
     axis.first_position.push_back(0);
     axis.count.push_back(s.end);
-    axis.offset.push_back(axis.offset.back() + up(s.end, kBlock) * kBlock);
+    axis.offset.push_back(axis.offset.back() + divided_up(s.end, kBlock) * kBlock);
   }
   return axis;
 }
 
 /// The most of a segment's first `keys` that a rank of a ring has.
 std::int64_t most_keys(std::int64_t keys, int ring) {
-  return std::min(keys, up(up(keys, kBlock), ring) * kBlock);
+  return std::min(keys, divided_up(divided_up(keys, kBlock), ring) * kBlock);
 }
 
 bool observes_rows(const IndexRule& rule) {
@@ -52,19 +51,19 @@ ObservedBatch batch_of(const IndexRule& rule, std::span<const SlashWindow> windo
                        keys = most_keys(axis.count[window.segment], ring);
     batch.keys.rows += rows;
     batch.keys.pairs += observed_pairs(window, axis);
-    uneven += rows * (most_keys(end, ring) - up(end, ring));
+    uneven += rows * (most_keys(end, ring) - divided_up(end, ring));
     most_uneven = std::max(most_uneven, uneven);
-    batch.slots += up(rule.budgeted ? std::max(end, window.end) : end, kBlock);
+    batch.slots += divided_up(rule.budgeted ? std::max(end, window.end) : end, kBlock);
     // Sampled rows may lie in as many blocks as there are rows.
     const std::int64_t blocks = rule.options.coverage_rows == CoverageRows::sampled
-                                    ? std::min(rows, up(end, kBlock))
-                                    : up(end, kBlock) - (end - rows) / kBlock;
+                                    ? std::min(rows, divided_up(end, kBlock))
+                                    : divided_up(end, kBlock) - (end - rows) / kBlock;
     if (parts == 0) sent += keys;
     parts += rule.budgeted ? blocks : 1;
     batch.parts = std::max(batch.parts, parts);
   }
   // One rank has most of the segment that lies most unevenly; others even out.
-  batch.keys.pairs = up(batch.keys.pairs, ring) + most_uneven;
+  batch.keys.pairs = divided_up(batch.keys.pairs, ring) + most_uneven;
   batch.sent = batch.parts * sent;
   return batch;
 }
@@ -82,10 +81,10 @@ IndexWork recall_work(const AttentionOptions& options, std::span<const Segment> 
     const std::int64_t rows = std::min(options.recall_rows, s.tokens());
     work.recall.rows += rows;
     pairs += rows * (s.begin + s.end + 1) / 2;  // rows lie evenly
-    uneven = std::max(uneven, rows * (most_keys(s.end, ring) - up(s.end, ring)) / 2);
-    work.recall_blocks += rows * up(s.end, kBlock);
+    uneven = std::max(uneven, rows * (most_keys(s.end, ring) - divided_up(s.end, ring)) / 2);
+    work.recall_blocks += rows * divided_up(s.end, kBlock);
   }
-  work.recall.pairs = up(pairs, ring) + uneven;
+  work.recall.pairs = divided_up(pairs, ring) + uneven;
   return work;
 }
 

@@ -47,7 +47,7 @@ double PowerCurve::operator()(double x) const {
 namespace {
 
 /// Rows of one series of a table.
-struct Series {
+struct TableSeries {
   const ProfileTable& table;
   const LatencyOptions& options;
   int sp = 1;
@@ -77,9 +77,9 @@ struct Series {
 };
 
 /// The series of options.sp ranks, else that of one rank.
-Series series_of(const ProfileTable& table, const LatencyOptions& options) {
+TableSeries series_of(const ProfileTable& table, const LatencyOptions& options) {
   for (const int sp : {options.sp, 1})
-    if (const Series series{table, options, sp}; series.complete()) return series;
+    if (const TableSeries series{table, options, sp}; series.complete()) return series;
   std::string known;
   for (const ProfileRow& r : table.rows) {
     const std::string of = r.pattern ? pattern_text(r) + " " : "";
@@ -96,7 +96,7 @@ Series series_of(const ProfileTable& table, const LatencyOptions& options) {
 
 LatencyModel::LatencyModel(const ProfileTable& table, const LatencyOptions& options)
     : block_tokens_(table.block_tokens) {
-  const Series series = series_of(table, options);
+  const TableSeries series = series_of(table, options);
   divides_heads_ = series.sp != options.sp;
   shares_ = options.cp * (divides_heads_ ? options.sp : 1);
   head_shares_ = options.cp * options.sp;

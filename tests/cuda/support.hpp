@@ -14,6 +14,8 @@
 
 namespace ballast::test {
 
+inline constexpr DType b16 = DType::bf16, f32 = DType::f32, f64 = DType::f64;
+
 /// The process's device, set up once; null where there is none (tests then skip with the reason).
 inline Device* device(std::string& why) {
   static std::unique_ptr<cuda::CudaDevice> made;

@@ -31,10 +31,6 @@ struct RowsOnGpu {
   }
 };
 
-std::uint64_t* words_of(const Tensor& t) {
-  return reinterpret_cast<std::uint64_t*>(t.data<std::int64_t>());
-}
-
 }  // namespace
 
 struct BlockBuilder::Arrays {

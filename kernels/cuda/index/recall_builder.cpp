@@ -23,10 +23,6 @@ Tensor upload_narrow(const std::vector<std::int64_t>& values, Device& device) {
   return upload(narrow, device);
 }
 
-std::uint64_t* words_of(const Tensor& bits) {
-  return reinterpret_cast<std::uint64_t*>(bits.data<std::int64_t>());
-}
-
 std::int64_t token_stride(const Tensor& t, const char* what) {
   require(t.rank() == 3 && t.dtype() == DType::bf16 &&
               (t.numel() == 0 || (t.strides()[2] == 1 && t.strides()[1] == t.size(2))),

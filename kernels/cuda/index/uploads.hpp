@@ -1,4 +1,4 @@
-// Small arrays on the GPU for the builders of patterns.
+// Small arrays on the GPU for the builders of patterns, and words of bits there.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -17,6 +17,10 @@ inline Tensor upload(const std::vector<std::int32_t>& values, Device& device) {
   return Tensor::wrap(const_cast<std::int32_t*>(values.data()),
                       {static_cast<std::int64_t>(values.size())}, DType::i32)
       .to(device);
+}
+
+inline std::uint64_t* words_of(const Tensor& bits) {
+  return reinterpret_cast<std::uint64_t*>(bits.data<std::int64_t>());
 }
 
 /// The visible keys one a row, as the kernels read them.

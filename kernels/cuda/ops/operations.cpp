@@ -6,16 +6,13 @@
 
 #include "kernels/cuda/ops/gradient_out.hpp"
 #include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/ops/tensor_pointers.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 #include "kernels/ops/dropout.hpp"
 #include "kernels/ops/stochastic_rounding.hpp"
 
 namespace ballast::cuda {
 namespace {
-
-/// Device pointer of a bf16 (fp32) tensor whose rows of dimension 0 are dense.
-Bf16* bf16_of(const Tensor& x) { return reinterpret_cast<Bf16*>(x.data<ballast::bf16>()); }
-float* float_of(const Tensor& x) { return x.data<float>(); }
 
 void require_dense(const Tensor& x, const char* what) {
   require(x.contiguous(), "CUDA {} needs a contiguous tensor, got shape {}", what,

@@ -2,15 +2,14 @@
 #include "kernels/cuda/ops/gradient_out.hpp"
 #include "kernels/cuda/ops/operations.hpp"
 #include "kernels/cuda/ops/ops.hpp"
+#include "kernels/cuda/ops/tensor_pointers.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 #include "kernels/ops/fp8_made.hpp"
 
 namespace ballast::cuda {
 namespace {
 
-Bf16* bf16_of(const Tensor& x) { return reinterpret_cast<Bf16*>(x.data<ballast::bf16>()); }
 std::uint8_t* bytes_of(const Tensor& x) { return x.defined() ? x.data<std::uint8_t>() : nullptr; }
-float* float_of(const Tensor& x) { return x.defined() ? x.data<float>() : nullptr; }
 
 /// Elements between the rows, which hold 16-byte pieces.
 std::int64_t aligned_stride(const Tensor& x) {

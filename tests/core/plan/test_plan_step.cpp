@@ -58,8 +58,8 @@ std::vector<SampleLength> samples_of(int count, std::int64_t longest, std::uint6
 }
 
 const std::vector<Batching> kMethods = values_of<Batching>();
-constexpr std::array kSchedules{ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
-                                ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble};
+constexpr std::array kDrawnSchedules{ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+                                     ScheduleKind::state_aware_1f1b, ScheduleKind::zero_bubble};
 
 TEST(PlanStep, EveryMethodGivesASoundPlanOfAllSamples) {
   for (const Batching method : kMethods)
@@ -109,7 +109,7 @@ TEST(PlanStepSlow, RandomPlansReplayWithoutDeadlock) {
     options.batching.chunk_k = 1 + random(3);
     options.batching.align = random(2) == 0 ? 1 : 64;
     options.zero = random(3);
-    options.pipeline.schedule = kSchedules[static_cast<std::size_t>(random(4))];
+    options.pipeline.schedule = kDrawnSchedules[static_cast<std::size_t>(random(4))];
     options.pipeline.search = 1 + random(3);
     options.pipeline.k = options.batching.chunk_k;
     options.layout.rule.align = options.batching.align;
@@ -162,7 +162,7 @@ TEST(PlanStep, RandomPlansOfEveryMethodAndScheduleReplay) {
                     [dp](const PackGroup& g) { return dp % g.ranks != 0; });
     std::erase_if(options.batching.splits,
                   [dp](const PlacementSplit& split) { return dp % split.ranks != 0; });
-    options.pipeline.schedule = kSchedules[static_cast<std::size_t>(random(4))];
+    options.pipeline.schedule = kDrawnSchedules[static_cast<std::size_t>(random(4))];
     options.pipeline.search = random(3);
     options.batching.chunk_k = 1 + random(3);
     options.batching.align = random(2) == 0 ? 1 : 64;

@@ -26,7 +26,7 @@ std::int64_t aligned(const std::vector<Segment>& segments) {
   return tokens;
 }
 
-GpuIndexRule rule_of(PatternKind pattern) {
+GpuIndexRule gpu_rule_of(PatternKind pattern) {
   GpuIndexRule rule{{}, kQueryHeads, kKvHeads, kDim};
   rule.options.pattern = pattern;
   rule.options.moba_top_k = 4;
@@ -56,7 +56,7 @@ TEST(GpuIndex, DenseHoldsOneOfAMicroBatch) {
   cuda::IndexShape shape = shape_of(1024);
   shape.dense = true;
   for (const PatternKind pattern : {PatternKind::dense, PatternKind::moba}) {
-    const GpuIndexBytes found = bytes_of(rule_of(pattern), segments_of({1000}));
+    const GpuIndexBytes found = bytes_of(gpu_rule_of(pattern), segments_of({1000}));
     EXPECT_EQ(found.micro_batch, std::int64_t(cuda::held_bytes(shape))) << name(pattern);
     EXPECT_EQ(found.layers, std::vector<std::int64_t>{0}) << "all of four blocks of 256 are chosen";
     EXPECT_EQ(found.choosing, 0);
@@ -65,7 +65,7 @@ TEST(GpuIndex, DenseHoldsOneOfAMicroBatch) {
 
 TEST(GpuIndex, RoutedListsHoldTheEntriesOfRowsThatChoose) {
   const auto segments = segments_of({5000, 700, 3000});
-  const GpuIndexBytes found = bytes_of(rule_of(PatternKind::moba), segments);
+  const GpuIndexBytes found = bytes_of(gpu_rule_of(PatternKind::moba), segments);
   std::int64_t entries = 0;
   for (const Segment& s : segments)
     for (std::int64_t t = s.begin; t < s.end; ++t)
@@ -78,7 +78,7 @@ TEST(GpuIndex, RoutedListsHoldTheEntriesOfRowsThatChoose) {
 }
 
 TEST(GpuIndex, PartialOutputsOfRoutedListsHaveALimit) {
-  const GpuIndexBytes found = bytes_of(rule_of(PatternKind::moba), segments_of({1 << 20}));
+  const GpuIndexBytes found = bytes_of(gpu_rule_of(PatternKind::moba), segments_of({1 << 20}));
   EXPECT_LT(found.kernels, std::int64_t{2200} << 20);
   EXPECT_GT(found.kernels, std::int64_t{1900} << 20);
 }
@@ -86,7 +86,7 @@ TEST(GpuIndex, PartialOutputsOfRoutedListsHaveALimit) {
 TEST(GpuIndex, WhereRoutedListsDoNotServeAllTilesAreListed) {
   const auto segments = segments_of({4096});
   const std::int64_t all = kQueryHeads * tiles(segments, 64);
-  std::vector<GpuIndexRule> rules(4, rule_of(PatternKind::moba));
+  std::vector<GpuIndexRule> rules(4, gpu_rule_of(PatternKind::moba));
   rules[0].deterministic = true;
   rules[1].head_dim = 256;
   rules[2].options.moba_block = 64;
@@ -104,7 +104,7 @@ TEST(GpuIndex, WhereRoutedListsDoNotServeAllTilesAreListed) {
 }
 
 TEST(GpuIndex, SlashesAndColumnsFollowTheirCaps) {
-  GpuIndexRule rule = rule_of(PatternKind::vertical_slash);
+  GpuIndexRule rule = gpu_rule_of(PatternKind::vertical_slash);
   rule.options.max_slashes = 5, rule.options.max_columns = 300;
   const auto segments = segments_of({4096, 64, 1000});  // the second is no longer than last_q
   cuda::IndexShape shape = shape_of(aligned(segments));
@@ -129,20 +129,20 @@ TEST(GpuIndex, RanksOfARingShareTheTilesAndCallsSplitThem) {
     const GpuIndexPart part{n / ring, ring, sp, {{n / ring, ring}}};
     return static_cast<double>(gpu_index_bytes(rule, segments, part).layer(0));
   };
-  GpuIndexRule rule = rule_of(PatternKind::xattention);
+  GpuIndexRule rule = gpu_rule_of(PatternKind::xattention);
   const double whole = on(rule, 1);
   EXPECT_NEAR(on(rule, 4), whole / 4, 0.07 * whole) << "arrays of keys in every call";
   EXPECT_NEAR(on(rule, 1, 2), whole / 2, 0.04 * whole) << "half of the heads each";
   rule.options.xattention_threshold = 0.3;
   EXPECT_LT(on(rule, 1), 0.6 * whole);
   // Slashes, and heads that go by blocks among them, have place in every call.
-  const GpuIndexRule flex = rule_of(PatternKind::flexprefill);
+  const GpuIndexRule flex = gpu_rule_of(PatternKind::flexprefill);
   EXPECT_GT(on(flex, 4), 0.9 * on(flex, 1));
 }
 
 TEST(GpuIndex, BudgetsThatTakeAllLeaveThoseThatDoNot) {
   const auto segments = segments_of({4096});
-  GpuIndexRule rule = rule_of(PatternKind::moba);
+  GpuIndexRule rule = gpu_rule_of(PatternKind::moba);
   const GpuIndexBytes four = bytes_of(rule, segments);
   rule.options.moba_top_k = 100;
   rule.budgets = {1, 4, 16};  // sixteen blocks of 256 are all
@@ -152,7 +152,7 @@ TEST(GpuIndex, BudgetsThatTakeAllLeaveThoseThatDoNot) {
 }
 
 TEST(GpuIndex, AShareOfOneIsAllTilesAndNoColumn) {
-  GpuIndexRule rule = rule_of(PatternKind::vertical_slash);
+  GpuIndexRule rule = gpu_rule_of(PatternKind::vertical_slash);
   rule.options.slash_share = 1;
   const auto segments = segments_of({1 << 15});
   cuda::IndexShape shape = shape_of(1 << 15);
@@ -164,7 +164,7 @@ TEST(GpuIndex, AShareOfOneIsAllTilesAndNoColumn) {
 }
 
 TEST(GpuIndex, RecordedIndexesAreNotCounted) {
-  GpuIndexRule rule = rule_of(PatternKind::vertical_slash);
+  GpuIndexRule rule = gpu_rule_of(PatternKind::vertical_slash);
   rule.options.index = IndexOrigin::recorded;
   EXPECT_EQ(bytes_of(rule, segments_of({4096})), GpuIndexBytes{});
 }
@@ -175,7 +175,7 @@ TEST(GpuIndex, EveryLayerOfATableHoldsItsOwn) {
     table->at(1, h) = {HeadPattern::a_shape, 128, 256};
     table->at(2, h) = {HeadPattern::block_sparse, 0, 0, 0, 0, 8};
   }
-  GpuIndexRule rule = rule_of(PatternKind::by_head);
+  GpuIndexRule rule = gpu_rule_of(PatternKind::by_head);
   rule.options.heads = table;
   EXPECT_EQ(std::ssize(bytes_of(rule, segments_of({8192})).layers), 1) << "as all are dense";
   const auto segments = segments_of({1 << 15});
@@ -191,7 +191,7 @@ TEST(GpuIndex, RanksThatShareHeadsCountTheFullestRange) {
   auto table = std::make_shared<HeadTable>(1, static_cast<int>(kQueryHeads));
   for (int h = 0; h < kQueryHeads / 2; ++h)
     table->at(0, h) = {HeadPattern::block_sparse, 0, 0, 0, 0, 8};
-  GpuIndexRule rule = rule_of(PatternKind::by_head);
+  GpuIndexRule rule = gpu_rule_of(PatternKind::by_head);
   rule.options.heads = table;
   const auto segments = segments_of({1 << 15});
   const auto half = [&] {

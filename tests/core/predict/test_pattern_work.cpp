@@ -22,7 +22,7 @@ GeneratedPattern drawn(std::mt19937_64& random) {
   return pattern;
 }
 
-PatternWork work_of(const GeneratedPattern& pattern) {
+PatternWork pattern_work_of(const GeneratedPattern& pattern) {
   return PatternWork([pattern](std::int64_t tokens) { return generated_heads(pattern, tokens); });
 }
 
@@ -47,10 +47,10 @@ TEST(PatternWorkSlow, SharesOfVisiblePairs) {
     for (const GeneratedHead& head : heads)
       for (std::int64_t q = 0; q < kTokens; ++q) computed += static_cast<double>(keys_of(head, q));
     const double visible = 0.5 * kTokens * (kTokens + 1) * static_cast<double>(heads.size());
-    EXPECT_NEAR(work_of(pattern).density(kTokens), computed / visible, 1e-9);
+    EXPECT_NEAR(pattern_work_of(pattern).density(kTokens), computed / visible, 1e-9);
   }
   EXPECT_EQ(PatternWork(0.3).density(12345), 0.3);
-  EXPECT_EQ(work_of({}).density(1), 1) << "one block is dense";
+  EXPECT_EQ(pattern_work_of({}).density(1), 1) << "one block is dense";
 }
 
 /// The busiest rank of a ring without waiting, from owners of single tokens.
@@ -82,7 +82,7 @@ TEST(PatternWork, LiesOnARingAsItsLayoutDealsIt) {
       for (const double r : rank) sum += r, most = std::max(most, r);
       // Nobody ends before the busiest rank has computed, and waiting adds at most a step a hop.
       for (const auto& [outer, inner] : {std::pair{1, 4}, {2, 2}}) {
-        const double found = work_of(pattern).uneven(m, layout, outer, inner);
+        const double found = pattern_work_of(pattern).uneven(m, layout, outer, inner);
         EXPECT_GE(found, most * 4 / sum * (1 - 1e-9)) << name(kind);
         EXPECT_LE(found, 4.0) << name(kind);
         if (m.segments.size() > 1) continue;
@@ -91,7 +91,7 @@ TEST(PatternWork, LiesOnARingAsItsLayoutDealsIt) {
       }
       EXPECT_EQ(PatternWork(0.3).uneven(m, layout, 1, 4), 1);
       m.segments.front().begin = kBlock;
-      EXPECT_EQ(work_of(pattern).uneven(m, layout, 1, 4), 1) << "a chunk after stored keys";
+      EXPECT_EQ(pattern_work_of(pattern).uneven(m, layout, 1, 4), 1) << "a chunk after stored keys";
     }
 }
 

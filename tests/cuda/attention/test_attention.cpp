@@ -16,8 +16,6 @@
 namespace ballast::test {
 namespace {
 
-constexpr DType b16 = DType::bf16, f32 = DType::f32, f64 = DType::f64;
-
 /// Probabilities and score gradients are rounded to bf16 before the second products, outputs once
 /// more: relative L2 of the whole tensor, and the worst row (one token, one head) in units of the
 /// largest row.

@@ -12,7 +12,7 @@
 namespace ballast::test {
 namespace {
 
-constexpr int kHeads = 4, kKvHeads = 2;
+constexpr int kQueryHeads = 4, kKeyHeads = 2;
 
 AttentionOptions options_of(const char* pattern, std::int64_t block) {
   AttentionOptions options;
@@ -20,7 +20,7 @@ AttentionOptions options_of(const char* pattern, std::int64_t block) {
   options.moba_block = block;
   options.moba_top_k = 3;
   options.max_columns = 300;
-  auto heads = std::make_shared<HeadTable>(1, kHeads);
+  auto heads = std::make_shared<HeadTable>(1, kQueryHeads);
   heads->at(0, 0) = {HeadPattern::a_shape, 128, 256};
   heads->at(0, 1) = {HeadPattern::vertical_slash, 0, 0, 100, 3};
   heads->at(0, 2) = {HeadPattern::block_sparse, 0, 0, 0, 0, 4};
@@ -75,8 +75,8 @@ TEST_F(CudaRecall, BitsMaximaAndSumsAreTheHosts) {
          sample_queries(spread.axes[0], spread.axis, 24, options.whole_tokens(), seed, 10, 0))
       rows.push_back({query.segment, query.position, 1});
     ASSERT_GT(rows.size(), 48u);
-    const Tensor q = random({spread.rows(), kHeads, dim}, 1.5),
-                 k = random({spread.rows(), kKvHeads, dim});
+    const Tensor q = random({spread.rows(), kQueryHeads, dim}, 1.5),
+                 k = random({spread.rows(), kKeyHeads, dim});
     Side host = side(spread, options, rows, q, k, false),
          on_gpu = side(spread, options, rows, q, k, true);
     const Tensor bits = host.scores->computed(host.calls);

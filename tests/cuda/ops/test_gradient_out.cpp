@@ -13,8 +13,6 @@
 namespace ballast::test {
 namespace {
 
-const DType b16 = DType::bf16, f32 = DType::f32;
-
 // The last bit of a sum in another order, here and there; where cuBLASLt adds, it rounds the
 // product before, which moves a fourth of the sums by a last bit.
 constexpr double kSame = 4e-4, kProduct = 4e-3;

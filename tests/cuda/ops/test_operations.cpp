@@ -26,8 +26,6 @@
 namespace ballast::test {
 namespace {
 
-const DType b16 = DType::bf16, f32 = DType::f32, f64 = DType::f64;
-
 using Operations = CudaTest;
 
 /// What bytes and scales stand for, as fp64; `transposed`: rows of the bytes are columns of x.

@@ -8,8 +8,6 @@
 namespace ballast::test {
 namespace {
 
-const DType b16 = DType::bf16, f32 = DType::f32, f64 = DType::f64;
-
 using QkNorm = CudaTest;
 
 TEST_F(QkNorm, FollowsTheHostsForwardAndBackward) {

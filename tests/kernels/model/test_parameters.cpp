@@ -12,7 +12,7 @@ namespace {
 
 using namespace numeric;
 
-ModelShape small_shape() {
+ModelShape biased_shape() {
   ModelShape s;
   s.layers = 4;
   s.hidden = 32;
@@ -26,7 +26,7 @@ ModelShape small_shape() {
 }
 
 TEST(Parameters, LieBackToBackAndJoin) {
-  const ModelShape shape = small_shape();
+  const ModelShape shape = biased_shape();
   Parameters p(parameter_table(shape), DType::f32, host_device(), 1000);
   EXPECT_EQ(p.numel(), shape.parameters());
   EXPECT_EQ(p.values().numel() % 1000, 0);
@@ -57,7 +57,7 @@ TEST(Parameters, LieBackToBackAndJoin) {
 }
 
 TEST(Parameters, InitialValuesDependOnSeedAndNameAlone) {
-  const ModelShape shape = small_shape();
+  const ModelShape shape = biased_shape();
   Parameters whole(parameter_table(shape), DType::f32, host_device()),
       other(parameter_table(shape), DType::f32, host_device());
   whole.initialise(7);
@@ -78,7 +78,7 @@ TEST(Parameters, InitialValuesDependOnSeedAndNameAlone) {
 }
 
 TEST(Parameters, InitialValuesHaveTheirDistribution) {
-  Parameters p(parameter_table(small_shape()), DType::f32, host_device());
+  Parameters p(parameter_table(biased_shape()), DType::f32, host_device());
   p.initialise(123);
   for (const Parameter& row : p.table()) {
     const std::vector<double> values = elements(p.value(row.name));
@@ -100,7 +100,7 @@ TEST(Parameters, InitialValuesHaveTheirDistribution) {
 }
 
 TEST(Parameters, FirstContributionOverwrites) {
-  ModelShape shape = small_shape();
+  ModelShape shape = biased_shape();
   shape.tied_embedding = true;
   Parameters p(parameter_table(shape), DType::f64, host_device(), 4);
   const ParameterGradient qkv = p.gradient_of("model.layers.1.self_attn.q_proj.weight", 3),

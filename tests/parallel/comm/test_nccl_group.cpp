@@ -13,7 +13,7 @@
 namespace ballast {
 namespace {
 
-class NcclGroupRanks : public testing::Test {
+class NcclGroupRanks : public ::testing::Test {
  protected:
   void TearDown() override {
     unsetenv("NCCL_HOSTID");

@@ -31,7 +31,7 @@ std::int64_t tokens_of(std::span<const std::uint32_t> pack, const Lengths& lengt
 
 /// Sets of the shapes that break packers: equal lengths, one sample, none, zeros, all longer than
 /// the capacity, a long tail.
-Lengths random_lengths(std::mt19937_64& rng, std::int64_t capacity) {
+Lengths lengths_within(std::mt19937_64& rng, std::int64_t capacity) {
   const std::size_t n = rng() % 50;
   const int kind = static_cast<int>(rng() % 6);
   Lengths lengths(kind == 1 ? 1 : n);
@@ -85,7 +85,7 @@ TEST(PackingSlow, EveryItemOnceInEveryMethod) {
   std::mt19937_64 rng(seed);
   for (int trial = 0; trial < 10000; ++trial) {
     const std::int64_t capacity = 1 + static_cast<std::int64_t>(rng() % 300);
-    const Lengths lengths = random_lengths(rng, capacity);
+    const Lengths lengths = lengths_within(rng, capacity);
     for (const PackMethod method : values_of<PackMethod>()) {
       const std::string what = fmt::format("{}, seed {}, trial {}", method, seed, trial);
       const Packing packing =

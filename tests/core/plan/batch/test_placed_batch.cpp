@@ -12,7 +12,7 @@
 namespace ballast {
 namespace {
 
-BatchingOptions options(int dp) {
+BatchingOptions packed_options(int dp) {
   BatchingOptions o;
   o.method = Batching::balanced;
   o.dp = dp;
@@ -25,7 +25,7 @@ BatchingOptions options(int dp) {
 }
 
 TEST(PlacedBatch, PlacementIsToldAllThatTheDeckSays) {
-  BatchingOptions o = options(6);
+  BatchingOptions o = packed_options(6);
   o.stages = 3, o.align = 64, o.chunk_align = 512, o.chunk_k = 5, o.micro_batch_tokens = 1000;
   const PlacementOptions placement = placement_options(o);
   EXPECT_EQ(placement.ranks, 6);
@@ -37,7 +37,7 @@ TEST(PlacedBatch, PlacementIsToldAllThatTheDeckSays) {
   EXPECT_EQ(placement.memory_bytes, 1000);
   EXPECT_EQ(placement.splits.size(), o.splits.size());
   // A choice for a stretch of queries is made once, so chunks begin where stretches do.
-  o = options(4);
+  o = packed_options(4);
   o.align = 64, o.chunk_align = 512;
   std::size_t chunks = 0;
   for (const auto& list : plan_batch(0, {{0, 300000, 1}}, o).micro_batches)
@@ -56,7 +56,7 @@ TEST(PlacedBatch, SharedMicroBatchesStandAtOnePlaceAndEveryTokenOnce) {
     std::vector<SampleLength> samples;
     for (std::size_t i = 0; i < lengths.size(); ++i)
       samples.push_back({static_cast<std::int64_t>(i), lengths[i], lengths[i] - 1});
-    const BatchingOptions o = options(dp);
+    const BatchingOptions o = packed_options(dp);
     const Batch batch = plan_batch(5, samples, o);
     ASSERT_EQ(batch.step, 5);
     ASSERT_EQ(batch.micro_batches.size(), static_cast<std::size_t>(dp));
@@ -88,7 +88,7 @@ TEST(PlacedBatch, SharedMicroBatchesStandAtOnePlaceAndEveryTokenOnce) {
 }
 
 TEST(PlacedBatch, NeedsCosts) {
-  BatchingOptions o = options(2);
+  BatchingOptions o = packed_options(2);
   o.placement_costs = nullptr;
   EXPECT_THROW(plan_batch(0, {{0, 10, 9}}, o), Error);
 }

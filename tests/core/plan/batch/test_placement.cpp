@@ -17,7 +17,7 @@
 namespace ballast {
 namespace {
 
-PlacementOptions options(int ranks, double memory_tokens = 0) {
+PlacementOptions options_of(int ranks, double memory_tokens = 0) {
   PlacementOptions o;
   o.ranks = ranks;
   o.splits = placement_splits(ranks, 24, 24);
@@ -26,7 +26,7 @@ PlacementOptions options(int ranks, double memory_tokens = 0) {
   return o;
 }
 
-std::vector<SampleLength> samples_of(const std::vector<std::int64_t>& lengths) {
+std::vector<SampleLength> placed_samples(const std::vector<std::int64_t>& lengths) {
   std::vector<SampleLength> samples;
   for (const std::int64_t n : lengths)
     samples.push_back({static_cast<std::int64_t>(samples.size()) * 3 + 1, n, n > 0 ? n - 1 : 0});
@@ -118,7 +118,7 @@ TEST(Placement, RandomStepsAreSound) {
       return static_cast<int>(random_bits(seed, 1, i) % static_cast<std::uint64_t>(n));
     };
     const int ranks = 1 + draw(0, 24);
-    PlacementOptions o = options(ranks, draw(1, 2) == 0 ? 0 : 6000);
+    PlacementOptions o = options_of(ranks, draw(1, 2) == 0 ? 0 : 6000);
     o.aligned = draw(2, 3) == 0;
     o.stages = 1 + draw(3, 4);
     o.chunk_align = std::int64_t{1} << draw(40, 3) * 4;  // 1, 16 or 256
@@ -128,7 +128,7 @@ TEST(Placement, RandomStepsAreSound) {
     std::vector<std::int64_t> lengths = long_tailed_lengths(static_cast<std::size_t>(draw(7, 90)));
     for (std::size_t i = 0; i < lengths.size(); ++i)
       if (draw(100 + i, 11) == 0) lengths[i] = 0;
-    const auto samples = samples_of(lengths);
+    const auto samples = placed_samples(lengths);
     const Placement p = place(samples, o, costs);
     SCOPED_TRACE(fmt::format("seed {}, {} ranks, {} samples", seed, ranks, lengths.size()));
     expect_sound(samples, o, costs, p);
@@ -138,13 +138,13 @@ TEST(Placement, RandomStepsAreSound) {
 
 TEST(Placement, TheOrderOfSamplesDoesNotMatter) {
   const TestCosts costs;
-  std::vector<SampleLength> samples = samples_of(long_tailed_lengths(200));
+  std::vector<SampleLength> samples = placed_samples(long_tailed_lengths(200));
   std::sort(samples.begin(), samples.end(),
             [](const auto& a, const auto& b) { return a.tokens < b.tokens; });
   samples.erase(std::unique(samples.begin(), samples.end(),
                             [](const auto& a, const auto& b) { return a.tokens == b.tokens; }),
                 samples.end());
-  const PlacementOptions o = options(8, 16384);
+  const PlacementOptions o = options_of(8, 16384);
   const Placement a = place(samples, o, costs);
   std::reverse(samples.begin(), samples.end());
   const Placement b = place(samples, o, costs);
@@ -155,7 +155,7 @@ TEST(Placement, TheOrderOfSamplesDoesNotMatter) {
 
 TEST(Placement, OneSampleTakesAllRanks) {
   const TestCosts costs;
-  const Placement p = place(samples_of({100000}), options(8), costs);
+  const Placement p = place(placed_samples({100000}), options_of(8), costs);
   ASSERT_EQ(p.micro_batches.size(), 1u);
   EXPECT_EQ(p.micro_batches[0].split.ranks, 8);
   EXPECT_EQ(p.idle_ranks(), 0);
@@ -163,21 +163,22 @@ TEST(Placement, OneSampleTakesAllRanks) {
 
 TEST(Placement, FewerSamplesThanRanksShareThem) {
   const TestCosts costs;
-  const Placement equal = place(samples_of({9000, 9000, 9000, 9000}), options(8), costs);
+  const Placement equal = place(placed_samples({9000, 9000, 9000, 9000}), options_of(8), costs);
   ASSERT_EQ(equal.micro_batches.size(), 4u);
   for (const auto& m : equal.micro_batches) EXPECT_EQ(m.split.ranks, 2);
   EXPECT_EQ(equal.idle_ranks(), 0);
   // Without a gain from sharing, ranks are left idle rather than slowed down.
   TestCosts dear;
   dear.exchange_token_s = 1;
-  const Placement alone = place(samples_of({9000, 9000, 9000, 9000}), options(8), dear);
+  const Placement alone = place(placed_samples({9000, 9000, 9000, 9000}), options_of(8), dear);
   for (const auto& m : alone.micro_batches) EXPECT_EQ(m.split.ranks, 1);
   EXPECT_EQ(alone.idle_ranks(), 4);
 }
 
 TEST(Placement, EqualSamplesSpreadEvenly) {
   const TestCosts costs;
-  const Placement p = place(samples_of(std::vector<std::int64_t>(64, 3000)), options(8), costs);
+  const Placement p =
+      place(placed_samples(std::vector<std::int64_t>(64, 3000)), options_of(8), costs);
   for (const auto& list : p.ranks) {
     std::size_t samples = 0;
     for (const int m : list)
@@ -189,25 +190,25 @@ TEST(Placement, EqualSamplesSpreadEvenly) {
 
 TEST(Placement, NothingAndEmptySamples) {
   const TestCosts costs;
-  EXPECT_EQ(place({}, options(4), costs).step_s, 0);
-  EXPECT_EQ(place({}, options(4), costs).idle_ranks(), 4);
-  const Placement p = place(samples_of({0, 0, 0}), options(4), costs);
+  EXPECT_EQ(place({}, options_of(4), costs).step_s, 0);
+  EXPECT_EQ(place({}, options_of(4), costs).idle_ranks(), 4);
+  const Placement p = place(placed_samples({0, 0, 0}), options_of(4), costs);
   EXPECT_EQ(p.step_s, 0);
-  expect_sound(samples_of({0, 0, 0}), options(4), costs, p);
+  expect_sound(placed_samples({0, 0, 0}), options_of(4), costs, p);
 }
 
 TEST(Placement, SizesThatAreNoPowersOfTwo) {
   // 3 ranks: 3 samples of one third each would take 1 rank; one of three thirds takes all three.
   const TestCosts costs;
-  const Placement three = place(samples_of({60000}), options(3), costs);
+  const Placement three = place(placed_samples({60000}), options_of(3), costs);
   EXPECT_EQ(three.micro_batches[0].split.ranks, 3);
   EXPECT_EQ(three.micro_batches[0].split.sp, 3);
   // 6 ranks beside 2: two samples whose work is as 3 to 1.
   TestCosts linear;
   linear.pair_s = 0;
-  PlacementOptions o = options(8);
+  PlacementOptions o = options_of(8);
   o.splits = {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {6, 3, 2}};
-  const Placement side = place(samples_of({60000, 20000}), o, linear);
+  const Placement side = place(placed_samples({60000, 20000}), o, linear);
   std::multiset<int> sizes;
   for (const auto& m : side.micro_batches) sizes.insert(m.split.ranks);
   EXPECT_EQ(sizes, (std::multiset<int>{2, 6}));
@@ -217,16 +218,16 @@ TEST(Placement, MemoryDecidesTheFewestRanks) {
   const TestCosts costs;  // a byte a token
   std::vector<std::int64_t> lengths{32000};
   for (int i = 0; i < 400; ++i) lengths.push_back(2000);
-  const Placement p = place(samples_of(lengths), options(8, 8192), costs);
-  expect_sound(samples_of(lengths), options(8, 8192), costs, p);
+  const Placement p = place(placed_samples(lengths), options_of(8, 8192), costs);
+  expect_sound(placed_samples(lengths), options_of(8, 8192), costs, p);
   for (const auto& m : p.micro_batches)
     EXPECT_EQ(m.split.ranks, m.segments[0].tokens() == 32000 ? 4 : 1);
 }
 
 TEST(Placement, ASampleThatNoGroupHoldsRunsInChunksInsideOne) {
   TestCosts costs;
-  const auto samples = samples_of({100000, 500, 700});
-  PlacementOptions o = options(4, 8192);
+  const auto samples = placed_samples({100000, 500, 700});
+  PlacementOptions o = options_of(4, 8192);
   const Placement p = place(samples, o, costs);
   expect_sound(samples, o, costs, p);
   int chunks = 0;
@@ -239,8 +240,8 @@ TEST(Placement, ASampleThatNoGroupHoldsRunsInChunksInsideOne) {
 
 TEST(Placement, AFirstForwardOfChunksIsPaidFor) {
   TestCosts costs;
-  PlacementOptions o = options(1, 1000);
-  const auto samples = samples_of({4000});
+  PlacementOptions o = options_of(1, 1000);
+  const auto samples = placed_samples({4000});
   const double twice = place(samples, o, costs).step_s;
   o.forward_share = 0;
   const double once = place(samples, o, costs).step_s;
@@ -254,11 +255,11 @@ TEST(Placement, PipelinesGetShorterMicroBatches) {
   const TestCosts costs;
   std::vector<std::int64_t> lengths{40000};
   for (int i = 0; i < 300; ++i) lengths.push_back(3000);
-  PlacementOptions o = options(8);
+  PlacementOptions o = options_of(8);
   o.micro_batch_tokens = 4096;
   const auto longest = [&] {
     double most = 0;
-    for (const auto& m : place(samples_of(lengths), o, costs).micro_batches)
+    for (const auto& m : place(placed_samples(lengths), o, costs).micro_batches)
       most = std::max(most, m.seconds);
     return most;
   };
@@ -278,7 +279,7 @@ TEST(Placement, SparseBudgetsInTheCostChangeTheDegrees) {
   std::vector<std::int64_t> lengths{131072};
   for (int i = 0; i < 1300; ++i) lengths.push_back(250);
   const auto degree = [&](const PlacementCosts& costs) {
-    for (const auto& m : place(samples_of(lengths), options(32), costs).micro_batches)
+    for (const auto& m : place(placed_samples(lengths), options_of(32), costs).micro_batches)
       if (m.segments[0].tokens() == 131072) return m.split.ranks;
     return 0;
   };
@@ -294,15 +295,15 @@ TEST(Placement, FixedOverheadOfAMicroBatchIsNotPaidBySample) {
   };
   std::vector<std::int64_t> lengths(1000, 16);
   lengths.push_back(9000);
-  const auto p = place(samples_of(lengths), options(4), Fixed());
+  const auto p = place(placed_samples(lengths), options_of(4), Fixed());
   EXPECT_LE(p.micro_batches.size(), 10u);
 }
 
 TEST(Placement, APipelineGetsShorterAndMoreAlikeMicroBatches) {
   const TestCosts costs;
-  const auto samples = samples_of(long_tailed_lengths(200));
+  const auto samples = placed_samples(long_tailed_lengths(200));
   const auto longest_s = [&](int stages) {
-    PlacementOptions o = options(8, 16384);
+    PlacementOptions o = options_of(8, 16384);
     o.aligned = true, o.stages = stages;
     const Placement p = place(samples, o, costs);
     expect_sound(samples, o, costs, p);
@@ -319,20 +320,20 @@ TEST(Placement, APipelineGetsShorterAndMoreAlikeMicroBatches) {
 // Larger groups for short samples are tried without those that are no multiples of theirs, but
 // never without the largest, which may be the only one that holds a sample.
 TEST(Placement, APipelineCutsNothingThatAGroupHolds) {
-  PlacementOptions few = options(6, 1536);
+  PlacementOptions few = options_of(6, 1536);
   few.splits = {{1, 1, 1}, {2, 2, 1}, {3, 1, 3}};
   few.aligned = true, few.micro_batch_tokens = 1536;
   few.stages = 2, few.align = 64, few.chunk_align = 4096;
   TestCosts queries;
   queries.prefix_bytes = 0;
-  EXPECT_NO_THROW(place(samples_of({10000, 300}), few, queries));
+  EXPECT_NO_THROW(place(placed_samples({10000, 300}), few, queries));
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     const auto draw = [&](std::uint64_t i, int n) {
       return static_cast<int>(random_bits(seed, 2, i) % static_cast<std::uint64_t>(n));
     };
     TestCosts costs;
     costs.exchange_token_s = draw(0, 2) * 1e-4, costs.hop_token_s = draw(1, 2) * 1e-4;
-    PlacementOptions o = options(12, 1536);
+    PlacementOptions o = options_of(12, 1536);
     o.aligned = true, o.stages = 2 + draw(2, 7), o.micro_batch_tokens = 1536;
     o.align = draw(3, 2) == 0 ? 1 : 64;
     o.splits = {{1, 1, 1}};
@@ -343,7 +344,7 @@ TEST(Placement, APipelineCutsNothingThatAGroupHolds) {
     const std::int64_t holds = 1536 * o.splits.back().ranks / 64 * 64;
     std::vector<std::int64_t> lengths{holds, holds - draw(6, 1500)};
     for (int i = draw(7, 8); i > 0; --i) lengths.push_back(50 + draw(20 + i, 1400));
-    const auto samples = samples_of(lengths);
+    const auto samples = placed_samples(lengths);
     SCOPED_TRACE(fmt::format("seed {}, groups of up to {} ranks", seed, o.splits.back().ranks));
     for (const auto& m : place(samples, o, costs).micro_batches)
       for (const Segment& s : m.segments)
@@ -353,7 +354,7 @@ TEST(Placement, APipelineCutsNothingThatAGroupHolds) {
 
 TEST(Placement, WrongOptionsAreRefused) {
   const auto refused = [](auto change) {
-    PlacementOptions o = options(4);
+    PlacementOptions o = options_of(4);
     change(o);
     EXPECT_FALSE(problems(o).empty());
     EXPECT_THROW(place({}, o, TestCosts()), Error);
@@ -364,12 +365,12 @@ TEST(Placement, WrongOptionsAreRefused) {
   refused([](auto& o) { o.splits = {{3, 3, 1}}; });
   refused([](auto& o) { o.micro_batch_tokens = 0; });
   refused([](auto& o) { o.stages = 0; });
-  EXPECT_THROW(place({{0, -1, 0}}, options(4), TestCosts()), Error);
+  EXPECT_THROW(place({{0, -1, 0}}, options_of(4), TestCosts()), Error);
 }
 
 TEST(Placement, AThousandRanksArePlannedInMilliseconds) {
-  PlacementOptions o = options(1024, 16384);
-  const auto samples = samples_of(long_tailed_lengths(5600));
+  PlacementOptions o = options_of(1024, 16384);
+  const auto samples = placed_samples(long_tailed_lengths(5600));
   const auto begin = std::chrono::steady_clock::now();
   const Placement p = place(samples, o, TestCosts());
   const double seconds =

@@ -12,8 +12,8 @@
 namespace ballast {
 namespace {
 
-constexpr LayoutKind kKinds[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
-                                 LayoutKind::shuffled, LayoutKind::document_zigzag};
+constexpr LayoutKind kBalanced[] = {LayoutKind::contiguous, LayoutKind::zigzag, LayoutKind::striped,
+                                    LayoutKind::shuffled, LayoutKind::document_zigzag};
 
 MicroBatch random_pack(std::uint64_t seed, int segments, std::int64_t longest) {
   MicroBatch batch;
@@ -29,7 +29,7 @@ MicroBatch random_pack(std::uint64_t seed, int segments, std::int64_t longest) {
 }
 
 TEST(LayoutBalance, IsWhatCountingGives) {
-  for (const auto kind : kKinds)
+  for (const auto kind : kBalanced)
     for (const int ranks : {1, 2, 3, 8})
       for (const std::int64_t align : {1, 64}) {
         MicroBatch batch = random_pack(7, 9, 400);

@@ -34,7 +34,7 @@ Schedule one_f_one_b(int stages, int micro_batches) {
   return schedule;
 }
 
-ScheduleCosts proportional(std::vector<double> length) {
+ScheduleCosts by_length(std::vector<double> length) {
   return {[length](int, const Op& op) {
     if (op.kind == OpKind::forward) return length[op.micro_batch];
     if (op.kind == OpKind::backward) return 2 * length[op.micro_batch];
@@ -43,16 +43,14 @@ ScheduleCosts proportional(std::vector<double> length) {
 }
 
 TEST(Schedule, BubbleRatiosOfChunkFlowSection3) {
-  EXPECT_NEAR(simulate(one_f_one_b(4, 4), proportional({1, 1, 1, 1})).bubble_ratio, 3.0 / 7.0,
-              1e-12);
-  EXPECT_NEAR(simulate(one_f_one_b(4, 4), proportional({4, 2, 1, 1})).bubble_ratio, 4.0 / 7.0,
-              1e-12);
-  EXPECT_NEAR(simulate(one_f_one_b(4, 2), proportional({4, 4})).bubble_ratio, 0.6, 1e-12);
+  EXPECT_NEAR(simulate(one_f_one_b(4, 4), by_length({1, 1, 1, 1})).bubble_ratio, 3.0 / 7.0, 1e-12);
+  EXPECT_NEAR(simulate(one_f_one_b(4, 4), by_length({4, 2, 1, 1})).bubble_ratio, 4.0 / 7.0, 1e-12);
+  EXPECT_NEAR(simulate(one_f_one_b(4, 2), by_length({4, 4})).bubble_ratio, 0.6, 1e-12);
 }
 
 TEST(Schedule, LiveActivationsOf1F1B) {
   EXPECT_EQ(
-      simulate(one_f_one_b(4, 8), proportional(std::vector<double>(8, 1.0))).peak_live_activations,
+      simulate(one_f_one_b(4, 8), by_length(std::vector<double>(8, 1.0))).peak_live_activations,
       (std::vector<int>{4, 3, 2, 1}));
 }
 
@@ -80,7 +78,7 @@ TEST(Schedule, OneStageAccumulatesInOrder) {
   const Schedule schedule =
       plan_schedule({{{{0, 0, 1, 0}}}, {{{1, 0, 2, 0}}}, {{{2, 0, 3, 0}}}}, {});
   EXPECT_EQ(problems(schedule), "");
-  const auto result = simulate(schedule, proportional({1, 2, 3}));
+  const auto result = simulate(schedule, by_length({1, 2, 3}));
   EXPECT_DOUBLE_EQ(result.step_time_s, 18);
   EXPECT_DOUBLE_EQ(result.bubble_ratio, 0);
   EXPECT_EQ(result.peak_live_activations, std::vector<int>{1});
@@ -102,7 +100,7 @@ TEST(Schedule, ProblemsAndDeadlocksAreNamed) {
   std::erase_if(missing.stages[0], [](const Op& op) { return op.kind == OpKind::send; });
   EXPECT_NE(problems(missing).find("recv without its counterpart"), std::string::npos);
   try {
-    simulate(missing, proportional({1}));
+    simulate(missing, by_length({1}));
     FAIL() << "a receive without a send must be reported";
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("stage 1 recv of micro-batch 0"), std::string::npos)
