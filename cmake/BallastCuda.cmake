@@ -73,7 +73,10 @@ if(BALLAST_HAVE_CUDA AND cuda_sources)
   endforeach()
   target_compile_options(ballast_cuda PRIVATE ${ballast_warnings})
   target_link_libraries(ballast_cuda PUBLIC ballast_core CUDA::cudart
-                        PRIVATE CUDA::cublasLt CUDA::cublas ${CMAKE_DL_LIBS})
+                        PRIVATE ${CMAKE_DL_LIBS})
+  # Opened by name, or where it lies now.
+  target_compile_definitions(ballast_cuda PRIVATE
+                             BALLAST_CUBLASLT="$<TARGET_FILE:CUDA::cublasLt>")
   target_link_libraries(ballast_kernels PUBLIC ballast_cuda)
 
   find_package(NCCL QUIET)

@@ -58,9 +58,9 @@ class FileFinder {
     std::error_code error;
     const fs::file_status status = fs::status(entry, error);
     if (fs::is_directory(status)) {
-      walk(entry, true);
+      walk(entry, true, false);
     } else if (fs::exists(status)) {
-      const std::string problem = add(entry);
+      const std::string problem = add(entry, false);
       require(problem.empty(), "data.paths: {}: {}", entry, problem);
     } else if (entry.find_first_of("*?[") != std::string::npos) {
       expand(entry);
@@ -75,53 +75,56 @@ class FileFinder {
     const std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
     ::globfree(&matches);
     require(code == 0, "data.paths: nothing matches the pattern {}", pattern);
-    for (const std::string& path : paths) visit(path);
+    for (const std::string& path : paths) visit(path, false);
   }
 
-  /// A path that was found, not named: filtered, and skipped where it cannot be read.
-  void visit(const fs::path& path) {
+  /// A path that was found, not named: filtered, and skipped where it cannot be read.  A `real` one
+  /// leads through no link.
+  void visit(const fs::path& path, bool real) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
     if (fs::is_directory(status)) {
-      walk(path, false);
+      walk(path, false, real);
     } else if (fs::is_regular_file(status)) {
       if (!extensions_.empty() && extensions_.count(path.extension().string()) == 0) return;
-      if (!add(path).empty()) unreadable_.insert(path.string());
+      if (!add(path, real).empty()) unreadable_.insert(path.string());
     } else if (!fs::exists(status)) {
       unreadable_.insert(path.string());  // a dangling link, or one that circles
     }
   }
 
-  void walk(const fs::path& directory, bool named) {
+  void walk(const fs::path& directory, bool named, bool real) {
     std::error_code error;
-    const fs::path real = fs::canonical(directory, error);
-    if (!error && !directories_.insert(real.string()).second) return;
+    const fs::path place = real ? directory : fs::canonical(directory, error);
+    if (!error && !directories_.insert(place.string()).second) return;
     fs::directory_iterator entries;
-    if (!error) entries = fs::directory_iterator(real, error);
-    for (; !error && entries != fs::directory_iterator(); entries.increment(error))
-      visit(entries->path());
+    if (!error) entries = fs::directory_iterator(place, error);
+    for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+      std::error_code unknown;
+      visit(entries->path(), !entries->is_symlink(unknown) && !unknown);
+    }
     if (!error) return;
     require(!named, "data.paths: {}: {}", directory.string(), error.message());
     unreadable_.insert(directory.string());
   }
 
   /// What stands in the way of reading a file, or "".
-  std::string add(const fs::path& path) {
+  std::string add(const fs::path& path, bool real) {
     std::error_code error;
-    const fs::path real = fs::canonical(path, error);
+    const fs::path place = real ? path : fs::canonical(path, error);
     if (error) return error.message();
-    const int descriptor = ::open(real.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int descriptor = ::open(place.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) return std::strerror(errno);
     struct stat status {};
     const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
     ::close(descriptor);
     if (!regular) return "not a regular file";
-    if (status.st_size < kPointerBytes && is_lfs_pointer(real.string()))
+    if (status.st_size < kPointerBytes && is_lfs_pointer(place.string()))
       return "a Git LFS pointer; `git lfs pull` there fetches the file";
     if (status.st_size == 0)
-      empty_.insert(real.string());
+      empty_.insert(place.string());
     else
-      files_.push_back({real.string(), status.st_size});
+      files_.push_back({place.string(), status.st_size});
     return "";
   }
 

@@ -166,7 +166,8 @@ def deck_of(command):
     if at is None:
         return None
     kept, skip = [command.line[at]], False
-    own = ("warmup=", "repeats=")  # settings of `bench step`
+    # Settings of `bench step`, and what makes a repetition.
+    own = ("warmup=", "repeats=", "run.seed=")
     for i, part in enumerate(command.line[at + 1 :], at + 1):
         if skip:
             skip = False

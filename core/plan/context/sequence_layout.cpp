@@ -130,6 +130,8 @@ std::int64_t SequenceLayout::global(int rank, std::int64_t index) const {
                          length = piece_begin(low, piece + 1) - begin;
       return own < length ? begin + own : piece_begin(low, 2 * ranks_ - 1 - piece) + own - length;
     }
+    case LayoutKind::automatic:  // stands for one of the others, no layout itself
+      break;
   }
   return 0;
 }
@@ -170,6 +172,8 @@ std::int64_t SequenceLayout::lower_bound(int rank, std::int64_t global) const {
       }
       return sum;
     }
+    case LayoutKind::automatic:  // stands for one of the others, no layout itself
+      break;
   }
   return 0;
 }
@@ -212,6 +216,8 @@ std::vector<std::pair<std::int64_t, std::int64_t>> SequenceLayout::pieces(int ra
         for (const std::int64_t piece : {first, 2 * std::int64_t{ranks_} - 1 - first})
           add(piece_begin(d, piece), piece_begin(d, piece + 1));
       }
+      break;
+    case LayoutKind::automatic:  // stands for one of the others, no layout itself
       break;
   }
   return result;

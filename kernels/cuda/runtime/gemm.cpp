@@ -1,8 +1,6 @@
 // cuBLASLt matrix products.  Row-major C = op(A) op(B) is column-major C^T = op(B)^T op(A)^T, so A
 // and B swap places.  A shape that stays (trial_rule.hpp) gets the fastest of the algorithms that
 // give the bits of the heuristic's first, so that results do not depend on what was measured.
-#include <cublasLt.h>
-
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -14,6 +12,7 @@
 
 #include "core/base/error.hpp"
 #include "kernels/cuda/runtime/bits.hpp"
+#include "kernels/cuda/runtime/cublaslt.hpp"
 #include "kernels/cuda/runtime/device.hpp"
 #include "kernels/cuda/runtime/trial_rule.hpp"
 
@@ -22,7 +21,7 @@ namespace {
 
 void check_lt(cublasStatus_t status, const char* what) {
   require(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt: {} failed: {}", what,
-          cublasGetStatusString(status));
+          cublaslt().status_string(status));
 }
 
 constexpr std::size_t kWorkspace = std::size_t{64}
@@ -77,7 +76,7 @@ std::int64_t waiting_trials = 0;
 Library& library() {
   static Library lib;
   if (!lib.handle) {
-    check_lt(cublasLtCreate(&lib.handle), "cublasLtCreate");
+    check_lt(cublaslt().create(&lib.handle), "cublasLtCreate");
     check(cudaMalloc(&lib.workspace, kWorkspace), "cudaMalloc of the matrix product workspace");
   }
   return lib;
@@ -86,28 +85,27 @@ Library& library() {
 template <class T>
 void set(const Plan& plan, cublasLtMatmulDescAttributes_t attribute, const T& value,
          const char* what) {
-  check_lt(cublasLtMatmulDescSetAttribute(plan.operation, attribute, &value, sizeof value), what);
+  check_lt(cublaslt().set_operation(plan.operation, attribute, &value, sizeof value), what);
 }
 
 /// Up to `most` algorithms in the order of cuBLASLt's heuristic.
 std::vector<cublasLtMatmulAlgo_t> algorithms(const Plan& plan, int most) {
   cublasLtMatmulPreference_t preference;
-  check_lt(cublasLtMatmulPreferenceCreate(&preference), "preference");
-  check_lt(
-      cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                           &kWorkspace, sizeof kWorkspace),
-      "preference");
+  check_lt(cublaslt().create_preference(&preference), "preference");
+  check_lt(cublaslt().set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                     &kWorkspace, sizeof kWorkspace),
+           "preference");
   if (plan.sums_full) {
     const std::uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    check_lt(cublasLtMatmulPreferenceSetAttribute(
-                 preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes),
+    check_lt(cublaslt().set_preference(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                       &schemes, sizeof schemes),
              "preference");
   }
   std::array<cublasLtMatmulHeuristicResult_t, 1 + kRivals> results;
   int found = 0;
-  cublasLtMatmulAlgoGetHeuristic(library().handle, plan.operation, plan.a, plan.b, plan.c, plan.c,
-                                 preference, most, results.data(), &found);
-  cublasLtMatmulPreferenceDestroy(preference);
+  cublaslt().heuristic(library().handle, plan.operation, plan.a, plan.b, plan.c, plan.c, preference,
+                       most, results.data(), &found);
+  cublaslt().destroy_preference(preference);
   std::vector<cublasLtMatmulAlgo_t> in_order;
   for (int i = 0; i < found; ++i) in_order.push_back(results[static_cast<std::size_t>(i)].algo);
   return in_order;
@@ -128,9 +126,9 @@ void choose_algorithm(Plan& plan, std::int64_t m, std::int64_t n, std::int64_t k
 cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& of,
                         void* result) {
   Library& lib = library();
-  return cublasLtMatmul(lib.handle, plan.operation, &of.alpha, of.a, plan.a, of.b, plan.b, &of.beta,
-                        of.c, plan.c, result, plan.c, &algorithm, lib.workspace, kWorkspace,
-                        stream());
+  return cublaslt().matmul(lib.handle, plan.operation, &of.alpha, of.a, plan.a, of.b, plan.b,
+                           &of.beta, of.c, plan.c, result, plan.c, &algorithm, lib.workspace,
+                           kWorkspace, stream());
 }
 
 /// Of one algorithm: a sum over the bits of its result, its shortest time, and the time of a
@@ -269,7 +267,7 @@ void multiply(Plan& plan, const Operands& of, const char* what) {
 /// A product's operation and layouts, without an algorithm.
 Plan lay_out(const Gemm& g) {
   Plan plan;
-  check_lt(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+  check_lt(cublaslt().create_operation(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
            "cublasLtMatmulDescCreate");
   set(plan, CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, "transpose");
   set(plan, CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, "transpose");
@@ -281,13 +279,13 @@ Plan lay_out(const Gemm& g) {
   const cudaDataType_t c_type = g.c_is_float ? CUDA_R_32F : CUDA_R_16BF;
   // Column-major shapes as stored: B is [n, k] (or [k, n] when transposed), A is [k, m] (or [m,
   // k]).
-  check_lt(cublasLtMatrixLayoutCreate(&plan.a, CUDA_R_16BF, g.transpose_b ? g.k : g.n,
-                                      g.transpose_b ? g.n : g.k, g.ldb),
+  check_lt(cublaslt().create_layout(&plan.a, CUDA_R_16BF, g.transpose_b ? g.k : g.n,
+                                    g.transpose_b ? g.n : g.k, g.ldb),
            "layout");
-  check_lt(cublasLtMatrixLayoutCreate(&plan.b, CUDA_R_16BF, g.transpose_a ? g.m : g.k,
-                                      g.transpose_a ? g.k : g.m, g.lda),
+  check_lt(cublaslt().create_layout(&plan.b, CUDA_R_16BF, g.transpose_a ? g.m : g.k,
+                                    g.transpose_a ? g.k : g.m, g.lda),
            "layout");
-  check_lt(cublasLtMatrixLayoutCreate(&plan.c, c_type, g.n, g.m, g.ldc), "layout");
+  check_lt(cublaslt().create_layout(&plan.c, c_type, g.n, g.m, g.ldc), "layout");
   plan.sums_full = g.tokens == GemmTokens::k && !g.c_is_float;
   return plan;
 }
@@ -297,9 +295,8 @@ Plan make_plan(const Gemm& g) {
   return plan;
 }
 void destroy(const Plan& plan) {
-  cublasLtMatmulDescDestroy(plan.operation);
-  for (cublasLtMatrixLayout_t layout : {plan.a, plan.b, plan.c})
-    cublasLtMatrixLayoutDestroy(layout);
+  cublaslt().destroy_operation(plan.operation);
+  for (cublasLtMatrixLayout_t layout : {plan.a, plan.b, plan.c}) cublaslt().destroy_layout(layout);
 }
 
 Key key_of(const Gemm& g) {
@@ -351,7 +348,7 @@ Key kind_of(Gemm g) {
 #if CUBLAS_VERSION >= 120900
 Plan make_plan(const Fp8Gemm& g) {
   Plan plan;
-  check_lt(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+  check_lt(cublaslt().create_operation(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
            "cublasLtMatmulDescCreate");
   set(plan, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T, "transpose");
   set(plan, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N, "transpose");
@@ -362,10 +359,10 @@ Plan make_plan(const Fp8Gemm& g) {
   set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, "scales");
   set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.b_scales, "scales");
   set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.a_scales, "scales");
-  check_lt(cublasLtMatrixLayoutCreate(&plan.a, CUDA_R_8F_E4M3, g.k, g.n, g.k), "layout");
-  check_lt(cublasLtMatrixLayoutCreate(&plan.b, CUDA_R_8F_E4M3, g.k, g.m, g.k), "layout");
+  check_lt(cublaslt().create_layout(&plan.a, CUDA_R_8F_E4M3, g.k, g.n, g.k), "layout");
+  check_lt(cublaslt().create_layout(&plan.b, CUDA_R_8F_E4M3, g.k, g.m, g.k), "layout");
   check_lt(
-      cublasLtMatrixLayoutCreate(&plan.c, g.c_is_float ? CUDA_R_32F : CUDA_R_16BF, g.n, g.m, g.n),
+      cublaslt().create_layout(&plan.c, g.c_is_float ? CUDA_R_32F : CUDA_R_16BF, g.n, g.m, g.n),
       "layout");
   plan.sums_full = !g.b_blocks && !g.c_is_float;
   choose_algorithm(plan, g.m, g.n, g.k);
@@ -385,7 +382,7 @@ bool has_fp8() {
   check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
         "compute capability");
-  return major == 9 && cublasLtGetVersion() >= 120900;
+  return major == 9 && cublaslt().version() >= 120900;
 #else
   return false;
 #endif
