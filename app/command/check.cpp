@@ -2,6 +2,7 @@
 // ranks without starting one.
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -248,12 +249,15 @@ void simulate_steps(const CommandLine& line, const Config& config, const CheckFa
           "no trace of simulated steps: the deck has no block data; state what is trained on");
   if (!config.is_set(&Config::data)) return;
   const std::string folder = line.trace + (f.case_name.empty() ? "" : "/" + f.case_name);
+  bool made = false;
   try {
-    if (!line.trace.empty()) SimulatedSteps::prepare_trace(folder);
+    made = !line.trace.empty() && SimulatedSteps::prepare_trace(folder);
     const SimulatedSteps steps(config, line.steps);
     twin["simulated"] = steps.json();
     if (!line.trace.empty()) steps.write_trace(folder, f);
   } catch (const Error& e) {
+    std::error_code holds_files;
+    if (made) std::filesystem::remove(folder, holds_files);
     require(line.trace.empty(), "no trace of simulated steps: {}", e.what());
     twin["simulation_refused"] = e.what();
   }

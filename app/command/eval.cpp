@@ -7,6 +7,7 @@
 #include "app/train/generation.hpp"
 #include "app/train/model_files.hpp"
 #include "app/train/pair_reference.hpp"
+#include "core/config/deck_notes.hpp"
 #include "parallel/comm/waits.hpp"
 
 namespace ballast {
@@ -33,6 +34,9 @@ int eval_command(const CommandLine& line) {
   evaluates.eval.every_steps = 1;  // keys of evaluations are read here
   if (world.rank() == 0) tell_deck_notes({&evaluates, 1});
   Session session(world, config);
+  if (const std::string note = precision_note(config, session.parameters.dtype());
+      world.rank() == 0 && !note.empty())
+    fmt::print(stderr, "note: {}\n", note);
   const std::string& weights = config.model.weights;
   check_all(world, !line.restart.empty() || !weights.empty(),
             "eval needs a checkpoint (-r CHECKPOINT or -r latest) or model.weights in the deck");

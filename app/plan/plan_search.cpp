@@ -1,5 +1,6 @@
 // ballast plan: search over chunk sizes and K (ChunkFlow Section 5): the fastest pair whose fullest
 // rank fits the memory limit.
+#include <algorithm>
 #include <memory>
 
 #include "app/plan/plan.hpp"
@@ -8,6 +9,7 @@
 #include "app/plan/run_summary.hpp"
 #include "core/base/shell_word.hpp"
 #include "core/config/deck_rules.hpp"
+#include "core/config/deck_schema.hpp"
 
 namespace ballast {
 
@@ -75,14 +77,31 @@ void add_row(const Config& config, const Point& point, PlanPart& part) {
                                    {"fits", point.fits}});
 }
 
+/// What trains the deck with `overrides`: its case and the command line's other settings stay, but
+/// for those of the search.
+std::string training_command(const Config& config, const std::vector<std::string>& overrides) {
+  const int ranks = config.mesh.size();
+  std::string text = ranks > 1 ? fmt::format("mpiexec -n {} ", ranks) : "";
+  text += "ballast train " + shell_word(config.from.file);
+  if (!config.from.case_name.empty()) text += " --case " + shell_word(config.from.case_name);
+  for (const KeySpec& spec : deck_schema()) {
+    const std::string path = spec.path();
+    const bool taken = path.starts_with("chunk.search_") ||
+                       std::any_of(overrides.begin(), overrides.end(), [&](const std::string& one) {
+                         return one.starts_with(path + "=");
+                       });
+    if (!taken && config.from.of(path).origin == Origin::command_line)
+      text += " " + shell_word(path + "=" + to_text(spec.value(config)));
+  }
+  for (const std::string& one : overrides) text += " " + shell_word(one);
+  return text;
+}
+
 void add_best(const Config& config, const Point& best, PlanPart& part) {
   const std::vector<std::string> overrides{
       "batching.method=chunkflow", fmt::format("pipeline.schedule={}", schedule_of(config)),
       fmt::format("chunk.tokens={}", best.tokens), fmt::format("chunk.k={}", best.k)};
-  const int ranks = config.mesh.size();
-  part.note += fmt::format("\nfastest that fits; train with it: {}ballast train {} {}",
-                           ranks > 1 ? fmt::format("mpiexec -n {} ", ranks) : "",
-                           shell_word(config.from.file), fmt::join(overrides, " "));
+  part.note += "\nfastest that fits; train with it: " + training_command(config, overrides);
   part.values["best_chunk_tokens"] = best.tokens;
   part.values["best_k"] = best.k;
   part.values["best_step_time"] = best.step_s;

@@ -122,13 +122,14 @@ std::vector<Event> SimulatedSteps::events(std::int64_t step, const MeshCoordinat
   return out;
 }
 
-void SimulatedSteps::prepare_trace(const std::string& folder) {
+bool SimulatedSteps::prepare_trace(const std::string& folder) {
   const std::string trace = folder + "/trace";
   require(!std::filesystem::exists(trace), "{} holds a trace; give a new folder", folder);
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  const bool made = std::filesystem::create_directories(folder, error);
   require(!error && access(folder.c_str(), W_OK | X_OK) == 0, "{}: {}; choose another --trace",
           folder, error ? error.message() : std::strerror(errno));
+  return made;
 }
 
 void SimulatedSteps::write_trace(const std::string& folder, const CheckFacts& facts) const {

@@ -25,8 +25,8 @@ class SimulatedSteps {
   nlohmann::ordered_json json() const;
 
   /// Makes FOLDER for write_trace, so that one that cannot be made is known before steps are
-  /// simulated.  Errors: that, and a folder that holds a trace.
-  static void prepare_trace(const std::string& folder);
+  /// simulated; false: it stood there.  Errors: that, and a folder that holds a trace.
+  static bool prepare_trace(const std::string& folder);
 
   /// Writes FOLDER/trace, a file a rank, and FOLDER/deck.toml.  A rank's operations are those of
   /// its lane and stage; what rings and exchanges add is laid at the end of each operation, in

@@ -44,15 +44,18 @@ HeadTable read_head_table(const std::string& file) {
     for (const char* key : {"layers", "heads"})
       require(json.at(key).is_number_integer(), "{} must be a whole number, not {}", key,
               json.at(key).dump());
-    HeadTable table(json.at("layers").get<int>(), json.at("heads").get<int>());
+    const auto layers = json.at("layers").get<std::int64_t>(),
+               each = json.at("heads").get<std::int64_t>();
     const Json& rules = json.at("rules");
-    require(static_cast<int>(rules.size()) == table.layers(), "rules of {} layers for {}",
-            rules.size(), table.layers());
+    require(std::ssize(rules) == layers, "rules of {} layers for {}", rules.size(), layers);
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      place = fmt::format("layer {}", layer);
+      const auto heads = std::ssize(rules.at(static_cast<std::size_t>(layer)));
+      require(heads == each, "rules of {} heads for {}", heads, each);
+    }
+    HeadTable table(static_cast<int>(layers), static_cast<int>(each));
     for (int layer = 0; layer < table.layers(); ++layer) {
       const Json& heads = rules.at(static_cast<std::size_t>(layer));
-      place = fmt::format("layer {}", layer);
-      require(static_cast<int>(heads.size()) == table.heads(), "rules of {} heads for {}",
-              heads.size(), table.heads());
       for (int head = 0; head < table.heads(); ++head) {
         place = fmt::format("layer {}, head {}", layer, head);
         table.at(layer, head) = rule_of(heads.at(static_cast<std::size_t>(head)));

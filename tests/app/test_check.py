@@ -455,6 +455,16 @@ class Check(RunCase):
         done = self.run_ballast(1, "check", deck, "--trace", self.out("none"), status=1)
         self.assertIn("has no block data", done.stderr)
 
+    def test_a_refused_simulation_leaves_no_folder(self):
+        deck, folder = self.deck(), self.out("simulated")
+        for stands in (False, True):
+            if stands:
+                os.mkdir(folder)
+            line = ["check", deck, "data.paths=['/no/such']", "--elsewhere", "--trace", folder]
+            done = self.run_ballast(1, *line, status=1)
+            self.assertIn("no trace of simulated steps", done.stderr)
+            self.assertEqual(os.path.isdir(folder), stands)
+
     def test_simulated_steps_become_traces_of_all_ranks(self):
         import h5py
 

@@ -307,7 +307,14 @@ forward_pair_s = 2e-9
         printed = self.run_ballast(
             1, "plan", os.path.join(INPUTS, "chunkflow/search.toml"), *small
         ).stdout
-        self.assertIn("train with it: mpiexec -n 4 ballast train ", printed)
+        command = printed[printed.index("train with it: mpiexec -n 4 ballast train ") :]
+        self.assertIn(" data.samples=512 batching.global_samples=32 pipeline.search=1 ", command)
+        self.assertNotIn("chunk.search_", command)
+        deck = self.out("cases.toml")
+        with open(os.path.join(INPUTS, "chunkflow/search.toml")) as read, open(deck, "w") as write:
+            write.write(read.read() + '\n[[case]]\nname = "of 4 K"\n\n[[case]]\nname = "other"\n')
+        printed = self.run_ballast(1, "plan", deck, "--case", "of 4 K", *small).stdout
+        self.assertIn(f"ballast train {deck} --case 'of 4 K' data.samples=512 ", printed)
         self.assertEqual(
             self.plan("chunkflow/search.toml", *small, "pipeline.schedule=zero_bubble")[
                 "best_overrides"

@@ -61,6 +61,14 @@ TEST_F(HeadTableFile, DamageIsNamedWithItsPlace) {
   text = sound();
   text["rules"][1].erase(0);
   expect(text, "rules of 1 heads for 2");
+  for (const std::int64_t number : {std::int64_t{-1}, std::int64_t{1} << 40}) {
+    text = sound();
+    text["layers"] = number;
+    expect(text, fmt::format("rules of 2 layers for {}", number));
+    text = sound();
+    text["heads"] = number;
+    expect(text, fmt::format("rules of 2 heads for {}", number));
+  }
   text = sound();
   text.erase("layers");
   expect(text, "layers");
