@@ -1,6 +1,8 @@
 // The table of patterns by head on disk: what was written is read, damage is named.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <fstream>
 
 #include "core/base/error.hpp"
