@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/base/division.hpp"
 #include "core/base/hash.hpp"
 #include "core/plan/attention/generated_pattern.hpp"
 #include "core/plan/context/axis_range.hpp"
@@ -10,7 +11,7 @@
 namespace ballast {
 namespace {
 
-std::int64_t whole_blocks(std::int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
+std::int64_t whole_blocks(std::int64_t tokens) { return divided_up(tokens, kBlock); }
 
 /// Rank of every block of the axis: of its first token, where a layout cuts blocks.
 std::vector<int> owners(const SequenceLayout& layout) {

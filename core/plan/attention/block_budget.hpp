@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/base/division.hpp"
+
 namespace ballast {
 
 /// Blocks of `block_tokens` that hold `keys`.
 constexpr std::int64_t blocks_of_keys(std::int64_t keys, std::int64_t block_tokens) {
-  return (keys + block_tokens - 1) / block_tokens;
+  return divided_up(keys, block_tokens);
 }
 
 /// Keys of the longest segment whose queries all choose everything when each chooses `budget`

@@ -1,7 +1,6 @@
 #include "kernels/cuda/runtime/kernel_trace.hpp"
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,6 +8,7 @@
 #include <mutex>
 
 #include "kernels/cuda/runtime/device.hpp"
+#include "kernels/cuda/runtime/shared_library.hpp"
 
 #if __has_include(<cupti.h>)
 #include <cupti.h>
@@ -30,27 +30,18 @@ struct Cupti {
   std::string missing;
 
   Cupti() {
-    void* library = nullptr;
-    const std::string version = std::to_string(CUDART_VERSION / 1000);
-    for (const std::string& name : {"libcupti.so." + version, std::string("libcupti.so"),
-                                    "/usr/local/cuda/lib64/libcupti.so." + version,
-                                    "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so." + version})
-      if (library == nullptr) library = dlopen(name.c_str(), RTLD_NOW);
-    if (library == nullptr) {
-      missing = "libcupti.so." + version +
-                " was not found; it comes with the CUDA Toolkit, put its folder on LD_LIBRARY_PATH";
-      return;
+    const std::string name = "libcupti.so." + std::to_string(CUDART_VERSION / 1000);
+    try {
+      const SharedLibrary library({name, "libcupti.so", "/usr/local/cuda/lib64/" + name,
+                                   "/usr/local/cuda/extras/CUPTI/lib64/" + name});
+      library.load(enable, "cuptiActivityEnable");
+      library.load(disable, "cuptiActivityDisable");
+      library.load(register_callbacks, "cuptiActivityRegisterCallbacks");
+      library.load(flush, "cuptiActivityFlushAll");
+      library.load(next, "cuptiActivityGetNextRecord");
+    } catch (const Error& error) {
+      missing = error.what();
     }
-    const auto load = [&](auto& function, const char* name) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-      if (function == nullptr) missing = std::string("libcupti has no ") + name;
-    };
-    load(enable, "cuptiActivityEnable");
-    load(disable, "cuptiActivityDisable");
-    load(register_callbacks, "cuptiActivityRegisterCallbacks");
-    load(flush, "cuptiActivityFlushAll");
-    load(next, "cuptiActivityGetNextRecord");
   }
 };
 
