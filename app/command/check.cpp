@@ -125,8 +125,9 @@ void print_schedule(const CheckFacts& f) {
   fmt::print(
       "\nschedule: {}{} micro-batches a step on each of {} data-parallel ranks{}: that many "
       "are accumulated before each update (gradient accumulation)\n",
-      f.micro_batches_at_most ? "at most " : "", f.micro_batches, f.options.mesh.dp,
-      f.micro_batches_at_most ? "" : " when packs are full");
+      f.micro_batches_are == MicroBatchCount::at_most ? "at most " : "", f.micro_batches,
+      f.options.mesh.dp,
+      f.micro_batches_are == MicroBatchCount::of_full_packs ? " when packs are full" : "");
   TextTable table(
       {"stage", "layers", "parameters", "optimizer_shard", "live_micro_batches", "ops"});
   for (std::size_t s = 0; s < f.stages.size(); ++s) {

@@ -6,8 +6,6 @@ import os
 import re
 import sys
 
-sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
-
 NEEDED = ("h5py", "numpy", "jinja2", "tokenizers")
 MOST_TOKENS = (1 << 63) - 1  # of --max-tokens, which the file keeps in 64 bits
 

@@ -122,6 +122,8 @@ class Journal:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise DataError(f"{self.folder}: another ballast-data is at work here") from error
+        # The lock is this process's alone: it must not outlast it in a worker.
+        os.register_at_fork(after_in_child=lambda: os.close(self.handle))
 
     def read(self, path, recipe):
         """Whether the file lists a shard; keeps its records.  A line that a kill cut

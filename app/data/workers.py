@@ -272,7 +272,8 @@ def make_shards(groups, recipe, journal, workers):
     left = [n for n in range(len(groups)) if n not in journal.records]
     sizes = [sum(p.size for p in group) for group in groups]
     progress = Progress(sum(sizes), sum(sizes) - sum(sizes[n] for n in left))
-    context = multiprocessing.get_context("spawn")
+    # A forked worker has read the modules; threads of Arrow's, which read tables, are not forked.
+    context = multiprocessing.get_context("spawn" if "pyarrow" in sys.modules else "fork")
     pool = concurrent.futures.ProcessPoolExecutor(
         min(workers, max(1, len(left))), context, start, (recipe, journal.folder, os.getpid())
     )

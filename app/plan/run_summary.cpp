@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "app/plan/planned_run.hpp"
+#include "core/base/division.hpp"
 #include "core/config/deck_notes.hpp"
 #include "core/model/parameter_table.hpp"
 #include "core/observe/metrics.hpp"
@@ -136,19 +137,19 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   if (config.data.source == DataSource::needle)
     longest = std::ranges::max(config.data.needle_lengths);
   // A sample longer than a pack gets a micro-batch of its own.
-  const bool packed = f.options.batching.method != Batching::none,
-             chunked = f.options.batching.method == Batching::chunkflow ||
+  const bool chunked = f.options.batching.method == Batching::chunkflow ||
                        f.options.batching.method == Batching::balanced;  // more ranks, or chunks
-  // none, sab, lbb: so many samples of any length lie in one.
-  const Batching method = f.options.batching.method;
-  const bool by_samples =
-      method == Batching::none || method == Batching::sab || method == Batching::lbb;
-  const std::int64_t together =
-      by_samples ? std::max(1, f.options.batching.micro_batch_samples) : 1;
-  f.micro_batch_tokens = chunked ? f.options.batching.micro_batch_tokens
-                         : (packed && together == 1) || longest == 0
-                             ? std::max(f.options.batching.micro_batch_tokens, longest)
-                             : together * longest;
+  // A micro-batch holds so many samples of any length; 0: as many as its tokens allow.
+  const BatchingOptions& batching = f.options.batching;
+  const std::int64_t counted =
+      batching.method == Batching::none ? std::max(1, batching.micro_batch_samples)
+      : batching.method == Batching::sab || batching.method == Batching::lbb
+          ? batching.micro_batch_samples
+          : 0;
+  f.micro_batch_tokens = chunked ? batching.micro_batch_tokens
+                         : counted > 0 && longest > 0
+                             ? counted * longest
+                             : std::max(batching.micro_batch_tokens, longest);
   // A rank's part of a pack is what its group leaves it: the group with the fullest rank is shown.
   PackGroup& shown = largest.group;
   shown = {f.micro_batch_tokens, 1, -1};
@@ -166,19 +167,20 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
     f.notes.push_back(
         "the data was not opened and data.max_tokens = 0: a sample longer than the micro-batch "
         "shown here needs more memory");
-  const std::int64_t samples = (config.batching.global_samples + together - 1) / together,
+  const std::int64_t samples = divided_up(config.batching.global_samples,
+                                          std::max<std::int64_t>(1, counted)),
                      dp = f.options.mesh.dp,
-                     packs = (config.batching.global_tokens + f.micro_batch_tokens - 1) /
-                             f.micro_batch_tokens;
+                     packs = divided_up(config.batching.global_tokens, f.micro_batch_tokens);
   // A sample longer than a chunk makes several.
   const std::int64_t of_sample =
-      chunked && samples > 0
-          ? std::max<std::int64_t>(1, (longest + f.micro_batch_tokens - 1) / f.micro_batch_tokens)
-          : 1;
+      chunked && samples > 0 ? std::max<std::int64_t>(1, divided_up(longest, f.micro_batch_tokens))
+                             : 1;
   f.micro_batches = std::max<std::int64_t>(
-      1, ((samples > 0 ? samples : packs) * shown.ranks + dp - 1) / dp * of_sample);
-  f.micro_batches_at_most = samples > 0 && packed;
-  if (f.micro_batches_at_most)
+      1, divided_up((samples > 0 ? samples : packs) * shown.ranks, dp) * of_sample);
+  f.micro_batches_are = samples == 0  ? MicroBatchCount::of_full_packs
+                        : counted > 0 ? MicroBatchCount::exact
+                                      : MicroBatchCount::at_most;
+  if (f.micro_batches_are == MicroBatchCount::at_most)
     f.notes.push_back(
         "batching.global_samples: the number of micro-batches depends on the samples, here as if "
         "no two shared one; `ballast pack` counts them");
@@ -235,7 +237,7 @@ void replay_steps(const Config& config, const LargestMicroBatch& largest, CheckF
                                       : 0,
                      more = f.options.pipeline.k + f.options.mesh.pp;
   for (std::int64_t m = chunks;
-       f.micro_batches_at_most &&
+       f.micro_batches_are == MicroBatchCount::at_most &&
        m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
        m += (more + 7) / 8)
     add(std::max<std::int64_t>(1, m));

@@ -36,6 +36,13 @@ struct StageFacts {
   MemoryEstimate planned;  ///< of the first CheckFacts::planned_steps
 };
 
+/// How sure the number of a step's micro-batches is before its samples are known.
+enum class MicroBatchCount {
+  exact,         ///< each holds so many samples, and so many samples are a step
+  at_most,       ///< no two of a step's samples share one
+  of_full_packs  ///< a step is given in tokens, and packs are full
+};
+
 struct CheckFacts {
   std::string file, case_name;
   RunOptions options;
@@ -44,9 +51,8 @@ struct CheckFacts {
   int zero = 0;
   std::string recompute;
   std::int64_t micro_batch_tokens = 0;  ///< the largest micro-batch that the deck allows
-  std::int64_t micro_batches = 0;  ///< of a step on one data-parallel rank, when packs are full
-  bool micro_batches_at_most =
-      false;  ///< or, where a step is given in samples, when no two share a pack
+  std::int64_t micro_batches = 0;       ///< of a step on one data-parallel rank
+  MicroBatchCount micro_batches_are = MicroBatchCount::exact;
   std::vector<ShardFacts> shards;                    ///< by context-parallel rank
   RingPlan ring;                                     ///< of context-parallel rank 0
   std::int64_t kv_hop_bytes = 0, dkv_hop_bytes = 0;  ///< of the largest shard, one layer

@@ -3,8 +3,6 @@ import math
 import os
 import sys
 
-sys.dont_write_bytecode = True  # the folder may be a checkout or read-only
-
 NEEDED = {"h5py": "python3-h5py", "numpy": "python3-numpy", "plotly": "python3-plotly"}
 
 

@@ -69,6 +69,19 @@ class CheckFigures(RunCase):
         with open(twin) as file:
             return json.load(file), done.stdout
 
+    def test_micro_batches_of_so_many_samples_of_any_length(self):
+        for method in ("none", "sab", "lbb"):
+            for together in (1, 2):
+                facts, text = self.check(
+                    f"batching.method={method}",
+                    f"batching.micro_batch_samples={together}",
+                    "batching.micro_batch_tokens=8192",
+                )
+                self.assertEqual(facts["micro_batch_tokens"], together * 2000, method)
+                self.assertEqual(facts["micro_batches"], 8 // (4 * together), method)
+                self.assertNotIn("at most", text)
+                self.assertNotIn("packs are full", text)
+
     def test_packs_that_two_replicas_share(self):
         facts, text = self.check()
         # 8 samples on 4 replicas, each sample on two of them.

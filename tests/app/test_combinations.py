@@ -206,11 +206,6 @@ class Combinations(RunCase):
             done = self.train(deck, f"row-{i}", design.ranks(row), overrides)
             if done.returncode != 0:
                 return f"status {done.returncode}: {done.stderr[-600:]}"
-            report = subprocess.run(
-                [REPORT, self.out(f"row-{i}"), "--no-simulator"], capture_output=True, text=True
-            )
-            if report.returncode != 0:
-                return f"report, status {report.returncode}: {report.stderr[-600:]}"
             loss = float(self.losses(self.out(f"row-{i}"))[1])
             if not math.isfinite(loss):
                 return f"loss {loss}"
@@ -220,8 +215,26 @@ class Combinations(RunCase):
                     return f"first loss {loss}, {expected} on one rank"
             return ""
 
+        def report(numbers):
+            """What is wrong with the reports of runs, {number: text}: one page over all, or, where
+            that fails, of each alone."""
+            folders = [self.out(f"row-{i}") for i in numbers]
+            page = ["--out", self.out(f"page-{numbers[0]}"), "--no-simulator"]
+            done = subprocess.run([REPORT, *folders, *page], capture_output=True, text=True)
+            if done.returncode == 0:
+                return {}
+            if len(numbers) == 1:
+                return {numbers[0]: f"report, status {done.returncode}: {done.stderr[-600:]}"}
+            return {i: text for n in numbers for i, text in report([n]).items()} or {
+                numbers[0]: f"report of these {len(numbers)} together: {done.stderr[-600:]}"
+            }
+
         with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
             results = list(pool.map(run, range(len(rows))))
+            trained = [i for i, text in enumerate(results) if not text]
+            for wrong in pool.map(report, [trained[i : i + 8] for i in range(0, len(trained), 8)]):
+                for i, text in wrong.items():
+                    results[i] = text
         print(f"{len(rows)} rows cover {len(design.pairs())} pairs, seed {SEED}")
         wrong = [
             f"{' | '.join(sorted(rows[i].values()))}\n{text}"
