@@ -21,6 +21,7 @@ inline constexpr int kColumnTile = kKeyTile;
 struct IndexShape {
   std::int64_t q_tokens = 0, k_tokens = 0;
   int q_heads = 0, kv_heads = 0;  ///< heads of the attention calls that will use this index
+  int head_dim = 128;             ///< and their head dim, by which dense work in turns is ordered
   int index_heads = 1;            ///< 1 or q_heads
   /// Every query block has one run that holds all its visible keys, and there are no columns: the
   /// run arrays are not read and need not be filled.

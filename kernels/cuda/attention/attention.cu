@@ -77,7 +77,8 @@ cudaError_t choose(AttentionPath wanted, bool tma_possible, bool& sm90) {
 bool heads_fit(const DeviceIndex* index, int q_heads, int kv_heads, int head_dim, float scale) {
   return index != nullptr && kv_heads > 0 && q_heads % kv_heads == 0 && q_heads / kv_heads <= 16 &&
          attention_head_dim(head_dim) && scale > 0 && index->shape.q_heads == q_heads &&
-         index->shape.kv_heads == kv_heads;
+         index->shape.kv_heads == kv_heads && index->shape.q_blocks() <= 1 << kBlockBits &&
+         q_heads < 1 << (31 - kBlockBits);
 }
 
 DeltaOperands delta_operands(const void* dout, std::int64_t dout_stride, const void* o,

@@ -55,11 +55,13 @@ void set_deterministic(bool on) { g_deterministic = on; }
 bool deterministic() { return g_deterministic; }
 
 AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k) {
-  return place_pattern(pattern, static_cast<int>(q.size(1)), static_cast<int>(k.size(1)));
+  return place_pattern(pattern, static_cast<int>(q.size(1)), static_cast<int>(k.size(1)),
+                       static_cast<int>(q.size(2)));
 }
 
-AttentionWork place_pattern(const AttentionPattern& pattern, int q_heads, int kv_heads) {
-  const IndexShape shape = shape_of(pattern.arrays(), q_heads, kv_heads);
+AttentionWork place_pattern(const AttentionPattern& pattern, int q_heads, int kv_heads,
+                            int head_dim) {
+  const IndexShape shape = shape_of(pattern.arrays(), q_heads, kv_heads, head_dim);
   PlacedIndex placed;
   placed.buffer = Tensor::empty({static_cast<std::int64_t>(held_bytes(shape))}, DType::u8,
                                 device_of(Space::cuda), MemoryCategory::workspace);

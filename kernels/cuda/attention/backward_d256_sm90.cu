@@ -25,7 +25,7 @@ struct WideConsumer {
   int dout_parity = 0;
   int previous;  // head and query block of the previous tile; kNone at the start of a unit
   int jobs = 0;  // before the next one
-  static constexpr int kNone = -1, kBlockBits = 16;
+  static constexpr int kNone = -1;
 
   __device__ WideConsumer(Shared& s, const BackwardMaps& m, const BackwardParams& params, int which)
       : sh(s),

@@ -30,7 +30,7 @@ struct BackwardConsumer {
                  // only block, or of this consumer's (kNoBlock: it has none); kNone at the start of
                  // a unit
   int jobs = 0;  // before the next one
-  static constexpr int kNone = -1, kNoBlock = -2, kBlockBits = 16;
+  static constexpr int kNone = -1, kNoBlock = -2;
   static constexpr int kDqRegisters = kWithDq ? Shared::kSliceColumns / 2 : 1;
   static constexpr int kScores = 32 * kTileBlocks;  // a thread's registers of S^T, dP^T
   static constexpr bool kEarly = D <= 64;           // dP beside dQ: above, registers do not suffice

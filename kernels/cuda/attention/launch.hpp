@@ -60,6 +60,8 @@ constexpr bool has_firsts(int head_dim) { return head_dim == 128; }
 constexpr bool stores_first(QueryGradient dq, int head_dim) {
   return dq == QueryGradient::firsts || (dq == QueryGradient::turns && head_dim <= 128);
 }
+/// A query block of a head as one number, head << kBlockBits | block, of 67 million rows.
+inline constexpr int kBlockBits = 20;
 /// Whether warps beside the producer send a tile's dQ.
 constexpr bool sends_jobs(QueryGradient dq) {
   return dq == QueryGradient::turns || dq == QueryGradient::firsts;

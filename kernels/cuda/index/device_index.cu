@@ -272,12 +272,13 @@ bool is_dense(const PatternArrays& x) {
 
 }  // namespace
 
-IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads) {
+IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads, int head_dim) {
   IndexShape s;
   s.q_tokens = index.q_tokens();
   s.k_tokens = index.k_tokens;
   s.q_heads = q_heads;
   s.kv_heads = kv_heads;
+  s.head_dim = head_dim;
   s.dense = is_dense(index);
   if (s.dense) s.pairs = index.visible.pairs();
   if (s.dense) return s;  // one pattern for all heads, whatever index.index_heads says

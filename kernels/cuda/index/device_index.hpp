@@ -14,8 +14,8 @@
 
 namespace ballast::cuda {
 
-/// Capacities that hold `index` exactly.
-IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads);
+/// Capacities that hold `index` exactly.  head_dim matters to deterministic dense attention alone.
+IndexShape shape_of(const PatternArrays& index, int q_heads, int kv_heads, int head_dim = 128);
 /// Copies the host value by copy(to, from, bytes), host to device in stream order.
 using IndexCopy = std::function<cudaError_t(void* to, const void* from, std::size_t bytes)>;
 cudaError_t upload_index(const PatternArrays& index, DeviceIndex& device, const IndexCopy& copy);

@@ -234,29 +234,51 @@ __global__ void order_kernel(const Ordering o) {
   }
 }
 
-/// Key heads, and of each its parts, whose pieces stand among each other in the order of
-/// QueryGradient::turns.
-struct Abreast {
-  int heads, parts;
+/// Rounds in which pieces stand in the order of QueryGradient::turns: the key heads of one, and of
+/// each its parts; every round begins `step` places behind the one before.
+struct Rounds {
+  int heads, parts, step;
 };
 
-/// Where the piece (key tile, key head, part) stands in the order of QueryGradient::turns: round
-/// after round of `abreast` heads and parts, in each part j of a round's key tile t at t + j, its
-/// heads one after another.
+/// Where the piece (key tile, key head, part) stands in that order.  Part j of a round's key tile t
+/// has place t + j, its heads one after another; of several rounds the earlier one goes first.
 __device__ int turn_place(int tile, int head, int part, int tiles, int heads, int parts,
-                          Abreast abreast) {
-  const int head_first = head / abreast.heads * abreast.heads,
-            part_first = part / abreast.parts * abreast.parts,
-            round_heads = min(abreast.heads, heads - head_first),
-            round_parts = min(abreast.parts, parts - part_first);
-  part -= part_first;
+                          Rounds by) {
+  const int head_rounds = (heads + by.heads - 1) / by.heads,
+            part_rounds = (parts + by.parts - 1) / by.parts,
+            own = head / by.heads * part_rounds + part / by.parts, own_part = part % by.parts,
+            at = own * by.step + tile + own_part;
   int before = 0;
-  for (int j = 0; j < round_parts; ++j) {
-    const int earlier = tile + part - j;  // tiles of part j at earlier places
-    before += min(max(earlier, 0), tiles) + (j < part && earlier >= 0 && earlier < tiles);
+  for (int r = 0; r < head_rounds * part_rounds; ++r) {
+    const int round_heads = min(by.heads, heads - r / part_rounds * by.heads),
+              round_parts = min(by.parts, parts - r % part_rounds * by.parts);
+    for (int j = 0; j < round_parts; ++j) {
+      const bool goes_first = r < own || (r == own && j < own_part);
+      before += round_heads * min(max(at - r * by.step - j + goes_first, 0), tiles);
+    }
   }
-  return tiles * (head_first * parts + round_heads * part_first) + before * round_heads + head -
-         head_first;
+  return before + head % by.heads;
+}
+
+/// How the tiles of a dense index, of `mean_blocks` query blocks each on average, come in turns: a
+/// head's tiles share Q, dO and dQ where those that run together lie in L2.
+///
+/// Rounds overlap by half where two of two heads fit in, so that the short last tiles of one, which
+/// wait for one another more than they compute, run beside the long first tiles of the next.
+/// Longer units come four heads at a time, in step.
+__device__ Rounds rounds_of(const DeviceIndex& x, int tiles, int parts, long long mean_blocks) {
+  constexpr long long kFitInL2 = 36 << 20;  // bytes, of 50 MB
+  constexpr int kHeads = 4;
+  // Fewer query blocks are shared as they are; units of 64 keys are twice as many that wait.
+  const int many_blocks = backward_unit_blocks(x.shape.head_dim) == 1 ? 28 : 40;
+  if (mean_blocks < many_blocks) return {x.shape.kv_heads, parts, tiles};
+  const long long bytes = mean_blocks * kBlock * x.shape.head_dim * (2 + 2 + 4),  // of a head
+      fit = kFitInL2 / bytes;
+  const bool overlap = fit >= kHeads;
+  const int together =
+                overlap ? static_cast<int>(min(fit / 2, static_cast<long long>(kHeads))) : kHeads,
+            heads = min(x.shape.kv_heads, together);
+  return {heads, min(parts, together / heads), overlap ? (tiles + 1) / 2 : 2 * tiles};
 }
 
 /// The order of QueryGradient::turns for a dense index.  Whatever a unit waits for stands before
@@ -264,8 +286,7 @@ __device__ int turn_place(int tile, int head, int part, int tiles, int heads, in
 ///
 /// Units are cut into parts of a query head each; part j of key tile t stands at t + j.  So the
 /// parts of a tile, which add to the same dK and dV, do not end at the same time, and a head's
-/// tiles come in the order of the keys.  Units that stream more Q, dO and dQ than L2 holds come
-/// four query heads at a time: their tiles share what lies there.
+/// tiles come in the order of the keys, a few query heads at a time (rounds_of()).
 ///
 /// Short units (of short segments) would spend themselves on adding to dK and dV: they are cut as
 /// little as fills the processors, into parts that need not be equal, of three heads or so where
@@ -278,7 +299,6 @@ __device__ int turn_place(int tile, int head, int part, int tiles, int heads, in
 /// in such an order too, in place of the longest first (backward_pieces): one query head at a time,
 /// so that all processors share its Q, dO and dQ.  One CTA of 1,024 threads.
 __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
-  constexpr int kHeadsInL2 = 4, kManyBlocks = 40;  // fewer query blocks are shared as they are
   constexpr int kLongBlocks = 96;   // fewer leave an order of the longest first as quick
   constexpr int kShortBlocks = 28;  // more leave ascending tiles as quick
   __shared__ unsigned long long total, squares;
@@ -297,18 +317,14 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
   __syncthreads();
   // The mean over units, and over the work: of segments that differ the long ones decide.
   const unsigned long long mean_blocks = total / tiles, work_blocks = squares / max(total, 1ull);
-  const bool reversed = work_blocks < kShortBlocks, many = mean_blocks >= kManyBlocks,
+  const bool reversed = work_blocks < kShortBlocks,
              every_mode = mean_blocks >= kLongBlocks && segment_tiles(x, 0).end >= tiles;
   int parts = 1;
   for (int d = 2; d <= group; ++d) {
     const int pieces = 3 * d <= group + 2 ? 16 : 1;  // wanted a processor
     if (reversed ? units * parts < pieces * processors : group % d == 0) parts = d;
   }
-  Abreast abreast{kv_heads, parts};
-  if (many) {
-    abreast.heads = min(kv_heads, kHeadsInL2);
-    abreast.parts = min(parts, kHeadsInL2 / abreast.heads);
-  }
+  const Rounds rounds = rounds_of(x, tiles, parts, static_cast<long long>(mean_blocks));
   for (int i = threadIdx.x; i < units * parts; i += 1024) {
     const int part = i % parts, unit = i / parts, tile = unit / kv_heads, head = unit % kv_heads;
     int at;
@@ -317,11 +333,12 @@ __global__ void turn_order_kernel(DeviceIndex x, int tiles, int processors) {
       at =
           ((tiles - s.end) * kv_heads + head * (s.end - s.begin) + s.end - 1 - tile) * parts + part;
     } else {
-      at = turn_place(tile, head, part, tiles, kv_heads, parts, abreast);
+      at = turn_place(tile, head, part, tiles, kv_heads, parts, rounds);
     }
     const std::int32_t piece = x.turn_pieces[at] = backward_piece(unit, part, parts);
     if (every_mode)
-      x.backward_pieces[turn_place(tile, head, part, tiles, kv_heads, parts, {1, 1})] = piece;
+      x.backward_pieces[turn_place(tile, head, part, tiles, kv_heads, parts, {1, 1, tiles})] =
+          piece;
   }
   if (threadIdx.x == 0) {
     if (every_mode) x.backward_units[1] = units * parts;

@@ -101,9 +101,11 @@ std::unique_ptr<BlockScores> block_scores(const AttentionAxes& axes, const KeyAx
 std::unique_ptr<RecallScores> recall_scores(const AttentionAxes& axes, const KeyAxis& axis,
                                             const AxisRanges& rows);
 
-/// Uploads a host pattern and prepares it for calls with these numbers of heads.
+/// Uploads a host pattern and prepares it for calls with these numbers of heads, and of this head
+/// dim where they are dense and deterministic.
 AttentionWork place_pattern(const AttentionPattern& pattern, const Tensor& q, const Tensor& k);
-AttentionWork place_pattern(const AttentionPattern& pattern, int q_heads, int kv_heads);
+AttentionWork place_pattern(const AttentionPattern& pattern, int q_heads, int kv_heads,
+                            int head_dim = 128);
 void attention_forward(const AttentionWork& work, const Tensor& q, const Tensor& k, const Tensor& v,
                        double scale, Tensor& o, Tensor& lse);
 void attention_merge(Tensor& o, Tensor& lse, const Tensor& o_part, const Tensor& lse_part);

@@ -281,7 +281,9 @@ struct TileShare {
 Timing time_dense() {
   time_case("dense 8K D128 16/2", dense({8192}, 8192), 16, 2, 128, true);
   const Timing dense32 = time_case("dense 32K D128 16/2", dense({32768}, 32768), 16, 2, 128, true);
+  time_case("dense 8K D64 14/2", dense({8192}, 8192), 14, 2, 64, true);
   time_case("dense 32K D64 14/2", dense({32768}, 32768), 14, 2, 64, true);
+  time_case("dense 4K D256 16/2", dense({4096}, 4096), 16, 2, 256, true);
   for (int d : {96, 256}) {
     for (int n : {8192, 32768}) {
       const std::string name = "dense " + std::to_string(n / 1024) + "K D" + std::to_string(d);

@@ -94,7 +94,7 @@ struct Problem {
         dq(host.q_tokens() * hq * d),
         dk(host.k_tokens * hkv * d),
         dv(host.k_tokens * hkv * d),
-        shape(shape_of(host, hq, hkv)),
+        shape(shape_of(host, hq, hkv, d)),
         index_buffer(static_cast<std::int64_t>(index_bytes(shape))),
         index(bind_index(shape, index_buffer.data)),
         workspace(bytes()),

@@ -54,9 +54,10 @@ class CudaOrder : public CudaTest {
   }
   /// Derives the index on the GPU and checks its orders; returns how often the segment changes from
   /// piece to piece, over the pieces.
-  double check_orders(const Axis& queries, const Axis& keys, int q_heads, int kv_heads) {
+  double check_orders(const Axis& queries, const Axis& keys, int q_heads, int kv_heads,
+                      int head_dim = 128) {
     const PatternArrays host = dense_pattern(queries, keys).arrays();
-    const cuda::IndexShape shape = cuda::shape_of(host, q_heads, kv_heads);
+    const cuda::IndexShape shape = cuda::shape_of(host, q_heads, kv_heads, head_dim);
     EXPECT_TRUE(shape.dense);
     EXPECT_EQ(shape.pairs, host.visible.pairs());
     const Tensor buffer =
@@ -135,7 +136,18 @@ TEST_F(CudaOrder, EveryUnitOfWorkIsTakenOnce) {
     const int ranks = 1 + static_cast<int>(rng() % 4);
     const Axis queries = packed(lengths, ranks, 0),
                keys = packed(lengths, ranks, static_cast<int>(rng() % ranks));
-    if (!queries.empty() && !keys.empty()) check_orders(queries, keys, q_heads, kv_heads);
+    const int head_dim = 64 << rng() % 3;
+    if (!queries.empty() && !keys.empty()) check_orders(queries, keys, q_heads, kv_heads, head_dim);
+  }
+}
+
+TEST_F(CudaOrder, RoundsOfHeadsOverlapWhereTheyFitInL2) {
+  for (const std::int64_t tokens : {5200, 8192, 20000}) {
+    for (const auto [q_heads, kv_heads] : {std::pair{16, 2}, {14, 2}, {15, 3}, {16, 16}, {5, 1}}) {
+      const Axis axis = packed({tokens});
+      for (const int head_dim : {64, 96, 128, 256})
+        check_orders(axis, axis, q_heads, kv_heads, head_dim);
+    }
   }
 }
 
