@@ -79,9 +79,8 @@ class CheckFigures(RunCase):
                 )
                 self.assertEqual(facts["micro_batch_tokens"], together * 2000, method)
                 self.assertEqual(facts["micro_batches"], 8 // (4 * together), method)
-                schedule = re.search("schedule: (.*)", text).group(1)
-                self.assertRegex(schedule, f"^{8 // (4 * together)} micro-batches a step")
-                self.assertNotIn("packs are full", schedule)
+                self.assertNotIn("at most", text)
+                self.assertNotIn("packs are full", text)
 
     def test_packs_that_two_replicas_share(self):
         facts, text = self.check()
