@@ -83,7 +83,7 @@ void print_best(const TuneResult& result, const TuneInput& input, const std::str
     table.row({fmt::to_string(i + 1), describe(t.candidate), fmt::format("{:.4g}", t.step_s),
                fmt::format("{:.6g}", t.tokens_per_s()), bytes_text(static_cast<double>(t.bytes)),
                fmt::format("{:.3f}", t.load_balance), fmt::format("{:.0f}", t.idle_ranks),
-               fmt::format("{:.3f}", t.bubble_ratio)});
+               fmt::format("{:.3f}", t.pipelines.bubble_ratio())});
   }
   fmt::print("{}", table.text());
 }
@@ -124,7 +124,7 @@ ordered_json json(const Trial& t, const Config& base) {
           {"largest_rank_bytes", t.bytes},
           {"load_balance", t.load_balance},
           {"idle_ranks", t.idle_ranks},
-          {"bubble_ratio", t.bubble_ratio},
+          {"bubble_ratio", t.pipelines.bubble_ratio()},
           {"steps", t.steps},
           {"first_step_time", t.first_step_s},
           {"terms", terms}};
