@@ -72,10 +72,13 @@ std::string summary(const Trial& t) {
 
 void print_best(const TuneResult& result, const TuneInput& input, const std::string& source) {
   const double limit = input.limits.memory_bytes;
-  fmt::print("best plans of {} on {} ranks{}, by {}, means of {} step{}\n", input.base.from.file,
-             input.limits.ranks,
-             limit > 0 ? fmt::format(" of {}", bytes_text(limit)) : ", no memory limit (--memory)",
-             source, result.best.front().steps, result.best.front().steps == 1 ? "" : "s");
+  const std::int64_t steps = result.best.front().steps;
+  fmt::print(
+      "best plans of {} on {} ranks{}, by {}, means of {}; memory: the most of {} and of the first "
+      "with the data's longest sample\n",
+      input.base.from.file, input.limits.ranks,
+      limit > 0 ? fmt::format(" of {}", bytes_text(limit)) : ", no memory limit (--memory)", source,
+      steps == 1 ? "1 step" : fmt::format("{} steps", steps), steps == 1 ? "it" : "these");
   TextTable table(
       {"", "plan", "step_s", "tokens_per_s", "memory", "load_balance", "idle", "bubble_ratio"});
   for (std::size_t i = 0; i < result.best.size(); ++i) {
@@ -164,7 +167,8 @@ void write_deck(const CommandLine& line, const Config& base, const Trial& best,
   const std::string &file = line.tune.write, typed_file = shell_word(file);
   std::string text = fmt::format("# {}\n", describe(best.candidate));
   text += fmt::format("# Chosen by: {}\n# Predicted: {};\n", typed(line), summary(best));
-  text += fmt::format("# means of {} steps, by {}.\n", best.steps, comment_text(source));
+  text += fmt::format("# means of {} steps, memory the most of them, by {}.\n", best.steps,
+                      comment_text(source));
   text += fmt::format("#   ballast check {}\n#   mpiexec -n {} ballast train {}\n", typed_file,
                       best.candidate.mesh.size(), typed_file);
   text += stated_deck(with(base, best.candidate));
