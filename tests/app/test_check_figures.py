@@ -36,6 +36,7 @@ group_ranks = [1, 2]
 micro_batch_tokens = 512
 global_samples = 8
 """
+TIMES = ["costs.forward_token_s=1e-6", "costs.forward_pair_s=1e-9"]  # which sab goes by
 LAYER = 2 * 64 + 64 * (2 * 256 + 2 * 128) + 3 * 64 * 128  # norms, attention, MLP
 
 
@@ -76,6 +77,7 @@ class CheckFigures(RunCase):
                     f"batching.method={method}",
                     f"batching.micro_batch_samples={together}",
                     "batching.micro_batch_tokens=8192",
+                    *TIMES,
                 )
                 self.assertEqual(facts["micro_batch_tokens"], together * 2000, method)
                 self.assertEqual(facts["micro_batches"], 8 // (4 * together), method)
@@ -89,7 +91,7 @@ class CheckFigures(RunCase):
         keys = ["mesh.cp_inner=1", "mesh.dp=3", "data.lengths=[2000,2000,120,120,120,120,120]"]
         keys += ["batching.global_samples=7", "batching.micro_batch_tokens=128"]
         keys += ["pipeline.schedule=gpipe", "batching.groups=[128,2000]"]
-        keys += ["batching.group_ranks=[]", "batching.select_ranks=[1]", "chunk.tokens=128"]
+        keys += ["batching.group_ranks=[]", "batching.select_ranks=[1]", "chunk.tokens=128", *TIMES]
         methods = ("packed", "hbp", "sab", "lbb", "balanced", "chunkflow", "none", "random")
         for method in methods:
             for size in ([], ["batching.global_samples=0", "batching.global_tokens=4600"]):
