@@ -201,7 +201,7 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   if (samples > 0 && counted == 0)
     f.notes.push_back(
         "batching.global_samples: the number of micro-batches depends on the samples, here as if "
-        "no two shared one; `ballast pack` counts them");
+        "no two shared one, and no fewer than planned steps have; `ballast pack` counts them");
   largest.sp = joined_split(f.options.mesh, shown.ranks, f.options.model.query_heads).sp;
   return largest;
 }

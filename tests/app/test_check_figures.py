@@ -110,6 +110,7 @@ class CheckFigures(RunCase):
     def test_a_remedy_for_idle_ranks_names_a_key_that_is_read(self):
         keys = ["mesh.cp_inner=1", "mesh.pp=1", "batching.global_samples=2", "chunk.tokens=512"]
         keys += ["batching.group_ranks=[]", "batching.micro_batch_samples=2"]
+        keys += ["batching.packing=isf"]
         for method, way in (
             ("packed", "fewer batching.micro_batch_tokens"),
             ("chunkflow", "fewer chunk.tokens"),
