@@ -121,13 +121,29 @@ void print_ring(const CheckFacts& f) {
   fmt::print("{}{}", forward.text(kRows), backward.text(kRows));
 }
 
+/// How many micro-batches a rank has, in words.
+std::string micro_batches_text(const CheckFacts& f) {
+  const int dp = f.options.mesh.dp;
+  const std::string count = fmt::format("{} micro-batch{} a step", f.micro_batches,
+                                        f.micro_batches == 1 ? "" : "es"),
+                    each = fmt::format("{} on each of {} data-parallel ranks", count, dp);
+  switch (f.micro_batches_are) {
+    case MicroBatchCount::exact:
+      return each;
+    case MicroBatchCount::at_most:
+      return "at most " + each;
+    case MicroBatchCount::about:
+      return fmt::format("about {} on the fullest of {} data-parallel ranks", count, dp);
+    case MicroBatchCount::of_full_packs:
+      return each + " when packs are full";
+  }
+  return "";
+}
+
 void print_schedule(const CheckFacts& f) {
   fmt::print(
-      "\nschedule: {}{} micro-batches a step on each of {} data-parallel ranks{}: that many "
-      "are accumulated before each update (gradient accumulation)\n",
-      f.micro_batches_are == MicroBatchCount::at_most ? "at most " : "", f.micro_batches,
-      f.options.mesh.dp,
-      f.micro_batches_are == MicroBatchCount::of_full_packs ? " when packs are full" : "");
+      "\nschedule: {}: that many are accumulated before each update (gradient accumulation)\n",
+      micro_batches_text(f));
   TextTable table(
       {"stage", "layers", "parameters", "optimizer_shard", "live_micro_batches", "ops"});
   for (std::size_t s = 0; s < f.stages.size(); ++s) {
@@ -203,9 +219,7 @@ void plan_first_steps(const Config& config, const std::shared_ptr<const Costs>& 
   for (std::int64_t i = 0; i < steps && micro_batches < kCountedMicroBatches; ++i) {
     PlannedRun::Step step = run.next();
     micro_batches += step.plan.micro_batches.size();
-    for (std::size_t s = 0; s < f.stages.size(); ++s)
-      f.stages[s].planned.take_larger(step.simulated.memory.at(s));
-    f.planned_steps = i + 1;
+    f.add_planned(step.plan, step.simulated);
     if (i == 0) {
       f.balance = expected_balance(config, step.plan, step.simulated);
       twin["expected_balance"] = {{"idle_ranks", step.simulated.idle_ranks},

@@ -147,6 +147,8 @@ void pack_steps(PlannedSamples& planned, const ComparedPlacement* compared, Pack
 void pack(const Config& config, const ComparedPlacement* compared, PackFacts& f) {
   PlannedSamples planned(config);
   planned.begin_with_curriculum();
+  if (const std::string note = short_curriculum(config, planned.sampler()); !note.empty())
+    f.notes.push_back(note);
   f.case_name = compared ? compared->name : config.from.case_name;
   if (compared) f.source = compared->source, f.apart = compared->apart;
   f.data = planned.dataset().description();
@@ -429,13 +431,13 @@ int compare(const Config& config, const CommandLine& line) {
 int pack_command(const CommandLine& line) {
   const std::vector<Config> configs =
       line.configs({.model = false, .data = true, .executes = false});
-  tell_deck_notes(configs);
-  if (line.compare) {
+  if (line.compare) {  // whose rows read the keys of other methods too
     require(configs.size() == 1,
             "--compare sets one deck's placements side by side; choose one of "
             "its cases with --case");
     return compare(configs.front(), line);
   }
+  tell_deck_notes(configs);
   std::vector<PackFacts> cases(configs.size());
   for (std::size_t c = 0; c < configs.size(); ++c) pack(configs[c], nullptr, cases[c]);
   print(cases);

@@ -93,7 +93,7 @@ int plan_command(const CommandLine& line) {
   }
   require(any,
           "{}: nothing to plan; state component times in [costs], attention.index = \"generated\", "
-          "a [pipeline], a [dst] or batching.select_lengths",
+          "a [pipeline], a [dst], or batching.select_lengths with batching.method = \"hbp\"",
           line.deck_file);
   write_twin(line, configs, std::move(values));
   return 0;

@@ -72,10 +72,13 @@ std::string summary(const Trial& t) {
 
 void print_best(const TuneResult& result, const TuneInput& input, const std::string& source) {
   const double limit = input.limits.memory_bytes;
-  fmt::print("best plans of {} on {} ranks{}, by {}, means of {} step{}\n", input.base.from.file,
-             input.limits.ranks,
-             limit > 0 ? fmt::format(" of {}", bytes_text(limit)) : ", no memory limit (--memory)",
-             source, result.best.front().steps, result.best.front().steps == 1 ? "" : "s");
+  const std::int64_t steps = result.best.front().steps;
+  fmt::print(
+      "best plans of {} on {} ranks{}, by {}, means of {}; memory: the most of {} and of the first "
+      "with the data's longest sample\n",
+      input.base.from.file, input.limits.ranks,
+      limit > 0 ? fmt::format(" of {}", bytes_text(limit)) : ", no memory limit (--memory)", source,
+      steps == 1 ? "1 step" : fmt::format("{} steps", steps), steps == 1 ? "it" : "these");
   TextTable table(
       {"", "plan", "step_s", "tokens_per_s", "memory", "load_balance", "idle", "bubble_ratio"});
   for (std::size_t i = 0; i < result.best.size(); ++i) {
@@ -83,7 +86,7 @@ void print_best(const TuneResult& result, const TuneInput& input, const std::str
     table.row({fmt::to_string(i + 1), describe(t.candidate), fmt::format("{:.4g}", t.step_s),
                fmt::format("{:.6g}", t.tokens_per_s()), bytes_text(static_cast<double>(t.bytes)),
                fmt::format("{:.3f}", t.load_balance), fmt::format("{:.0f}", t.idle_ranks),
-               fmt::format("{:.3f}", t.bubble_ratio)});
+               fmt::format("{:.3f}", t.pipelines.bubble_ratio())});
   }
   fmt::print("{}", table.text());
 }
@@ -124,7 +127,7 @@ ordered_json json(const Trial& t, const Config& base) {
           {"largest_rank_bytes", t.bytes},
           {"load_balance", t.load_balance},
           {"idle_ranks", t.idle_ranks},
-          {"bubble_ratio", t.bubble_ratio},
+          {"bubble_ratio", t.pipelines.bubble_ratio()},
           {"steps", t.steps},
           {"first_step_time", t.first_step_s},
           {"terms", terms}};
@@ -164,7 +167,8 @@ void write_deck(const CommandLine& line, const Config& base, const Trial& best,
   const std::string &file = line.tune.write, typed_file = shell_word(file);
   std::string text = fmt::format("# {}\n", describe(best.candidate));
   text += fmt::format("# Chosen by: {}\n# Predicted: {};\n", typed(line), summary(best));
-  text += fmt::format("# means of {} steps, by {}.\n", best.steps, comment_text(source));
+  text += fmt::format("# means of {} steps, memory the most of them, by {}.\n", best.steps,
+                      comment_text(source));
   text += fmt::format("#   ballast check {}\n#   mpiexec -n {} ballast train {}\n", typed_file,
                       best.candidate.mesh.size(), typed_file);
   text += stated_deck(with(base, best.candidate));

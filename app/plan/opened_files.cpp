@@ -169,9 +169,12 @@ OpenedFiles open_files_of(const Config& config) {
       refuse_without_loss(*data);
       if (has_ids(data_options(config))) read_first_tokens(*data);
       refuse_samples_beyond_groups(config, *data);
-      const Sampler sampler = sampler_of(config, *data);
+      Sampler sampler = sampler_of(config, *data);
+      sampler.begin_with(curriculum(config), [&](std::int64_t s) { return data->length(s); });
       found.data += fmt::format("; {} samples for training, {} held out",
                                 sampler.training_samples(), sampler.validation().size());
+      if (const std::string note = short_curriculum(config, sampler); !note.empty())
+        found.notes.push_back(note);
       refuse_missing_held_out(config, *data, sampler);
       refuse_missing_drift_sample(config, *data, sampler);
       if (config.eval.every_steps > 0 && config.eval.generate.tokens > 0)

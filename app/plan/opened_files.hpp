@@ -18,7 +18,7 @@ struct OpenedFiles {
   SampleLength longest;   ///< sample; of 0 tokens where not known
   double loss_share = 0;  ///< of the tokens of the first samples
   std::shared_ptr<const HeadTable> heads;  ///< of attention.pattern = "by_head"; null: not read
-  std::vector<std::string> notes;          ///< ReferenceValues::note, huggingface_note()
+  std::vector<std::string> notes;          ///< ReferenceValues::note, huggingface_note(), ...
   std::vector<std::string> problems;       ///< what `train` would stop at
 };
 

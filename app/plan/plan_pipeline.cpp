@@ -33,17 +33,17 @@ std::optional<PlanPart> plan_pipeline(const Config& config) {
   const ScheduleKind schedule = options.pipeline.schedule;
   const bool chunked = options.batching.method == Batching::chunkflow,
              aware = state_aware(schedule);
-  part.rows.push_back({fmt::to_string(options.mesh.pp), name(schedule),
-                       name(options.batching.method),
-                       chunked ? fmt::to_string(options.batching.micro_batch_tokens) : "-",
-                       aware ? fmt::to_string(config.chunk.k) : "-",
-                       fmt::to_string(facts.micro_batches), fmt::to_string(facts.recomputed),
-                       fmt::format("{:.6g}", step_s), fmt::format("{:.4f}", facts.bubble_ratio()),
-                       fmt::format("{:.4f}", facts.mean(facts.load_balance)),
-                       fmt::format("{:g}", facts.mean(facts.idle_ranks)),
-                       fmt::format("{}", fmt::join(facts.live, " "))});
+  part.rows.push_back(
+      {fmt::to_string(options.mesh.pp), name(schedule), name(options.batching.method),
+       chunked ? fmt::to_string(options.batching.micro_batch_tokens) : "-",
+       aware ? fmt::to_string(config.chunk.k) : "-", fmt::to_string(facts.micro_batches),
+       fmt::to_string(facts.recomputed), fmt::format("{:.6g}", step_s),
+       fmt::format("{:.4f}", facts.pipelines.bubble_ratio()),
+       fmt::format("{:.4f}", facts.mean(facts.load_balance)),
+       fmt::format("{:g}", facts.mean(facts.idle_ranks)),
+       fmt::format("{}", fmt::join(facts.live, " "))});
   part.values = {{"schedule", name(schedule)},
-                 {"bubble_ratio", facts.bubble_ratio()},
+                 {"bubble_ratio", facts.pipelines.bubble_ratio()},
                  {"step_time", step_s},
                  {"load_balance", facts.mean(facts.load_balance)},
                  {"idle_ranks", facts.mean(facts.idle_ranks)},

@@ -63,7 +63,7 @@ void add_row(const Config& config, const Point& point, PlanPart& part) {
   part.rows.push_back({fmt::to_string(point.tokens), fmt::to_string(point.k),
                        fmt::to_string(point.facts.micro_batches),
                        fmt::to_string(point.facts.recomputed), fmt::format("{:.6g}", point.step_s),
-                       fmt::format("{:.4f}", point.facts.bubble_ratio()),
+                       fmt::format("{:.4f}", point.facts.pipelines.bubble_ratio()),
                        fmt::format("{}", fmt::join(point.facts.live, " ")),
                        config.model.layers > 0 ? bytes_text(static_cast<double>(point.bytes)) : "-",
                        !limited     ? "-"
@@ -72,7 +72,7 @@ void add_row(const Config& config, const Point& point, PlanPart& part) {
   part.values["search"].push_back({{"chunk_tokens", point.tokens},
                                    {"k", point.k},
                                    {"step_time", point.step_s},
-                                   {"bubble_ratio", point.facts.bubble_ratio()},
+                                   {"bubble_ratio", point.facts.pipelines.bubble_ratio()},
                                    {"fullest_rank_bytes", point.bytes},
                                    {"fits", point.fits}});
 }

@@ -12,8 +12,8 @@ constexpr std::size_t kListedSteps = 50;  // of the twin's list of latencies
 
 /// Means over the steps of one configuration.
 struct Means {
-  double imbalance = 0, step_time_s = 0, planning_s = 0, bubble = 0, budget = 0, loss = 0,
-         largest_loss = 0;
+  double imbalance = 0, step_time_s = 0, planning_s = 0, budget = 0, loss = 0, largest_loss = 0;
+  PipelineSeconds pipelines;  ///< sums
   std::vector<double> forward_max_s, forward_mean_s, forward_min_s;
   double steps = 0;
   void add(const PlannedRun::Step& step) {
@@ -21,8 +21,8 @@ struct Means {
     ++steps;
     const auto mean = [&](double& of, double value) { of += (value - of) / steps; };
     mean(imbalance, s.imbalance), mean(step_time_s, s.step_s), mean(planning_s, step.planned_s),
-        mean(bubble, s.bubble_ratio), mean(budget, s.budgets.mean_budget),
-        mean(loss, s.budgets.mean_coverage_loss);
+        mean(budget, s.budgets.mean_budget), mean(loss, s.budgets.mean_coverage_loss);
+    pipelines.add(s.pipelines);
     largest_loss = std::max(largest_loss, s.budgets.largest_coverage_loss);
     if (forward_max_s.size() >= kListedSteps) return;
     forward_max_s.push_back(s.forward_max_s), forward_mean_s.push_back(s.forward_mean_s),
@@ -68,6 +68,7 @@ std::optional<PlanPart> plan_sparsebalance(const Config& config) {
       "the whole step, by the deck's\nschedule; planning_ms: assigning a batch, on this host "
       "(tuning's own cost is measured in runs: "
       "dst_overhead_share); speedup: over\nthe same samples in given order without tuning; "
+      "bubble_ratio: of all batches together; "
       "coverage_loss: drop of coverage against the base "
       "budget, mean over layers and micro-batches\n(negative: gained), largest_loss its largest";
   for (const std::string& note : notes) part.note += "\nnote: " + note;
@@ -76,7 +77,7 @@ std::optional<PlanPart> plan_sparsebalance(const Config& config) {
       {fmt::format("{:.2f}x", found.imbalance), fmt::format("{:.2f}", 1e3 * found.step_time_s),
        fmt::format("{:.2f}", 1e3 * found.planning_s), fmt::format("{:.2f}x", speedup), name(method),
        tune ? fmt::format("{} {}", config.dst.anchor, dst.threshold) : "-",
-       fmt::format("{:.4f}", found.bubble), fmt::format("{:.1f}", found.budget),
+       fmt::format("{:.4f}", found.pipelines.bubble_ratio()), fmt::format("{:.1f}", found.budget),
        fmt::format("{:.4f}", found.loss), fmt::format("{:.4f}", found.largest_loss)});
   part.values = {{"batching", name(method)},
                  {"dst", tune},
@@ -84,7 +85,7 @@ std::optional<PlanPart> plan_sparsebalance(const Config& config) {
                  {"step_time", found.step_time_s},
                  {"planning_s", found.planning_s},
                  {"speedup", speedup},
-                 {"bubble_ratio", found.bubble},
+                 {"bubble_ratio", found.pipelines.bubble_ratio()},
                  {"mean_budget", found.budget},
                  {"coverage_loss", found.loss},
                  {"largest_coverage_loss", found.largest_loss},

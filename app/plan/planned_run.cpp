@@ -154,9 +154,9 @@ PlannedRun::Step PlannedRun::next() {
 void RunFacts::add(const PlannedRun::Step& step) {
   const SimulatedStep& s = step.simulated;
   ++steps;
-  step_s += s.step_s, schedule_s += s.schedule_s, useful_s += s.useful_s;
+  step_s += s.step_s, schedule_s += s.schedule_s;
   load_balance += s.load_balance, idle_ranks += s.idle_ranks;
-  pipeline_s += s.pipeline_s;
+  pipelines.add(s.pipelines);
   micro_batches += step.plan.micro_batches.size();
   recomputed += s.recomputed;
   live.resize(s.live.size(), 0);

@@ -74,7 +74,7 @@ class PlannedRun {
 /// Sums of a run's steps, as its tables show them.
 struct RunFacts {
   double step_s = 0, schedule_s = 0;
-  double useful_s = 0, pipeline_s = 0;      ///< of SimulatedStep, over all lanes and stages
+  PipelineSeconds pipelines;
   double load_balance = 0, idle_ranks = 0;  ///< sums of the steps'
   std::int64_t steps = 0;
   std::size_t micro_batches = 0, recomputed = 0;
@@ -82,7 +82,6 @@ struct RunFacts {
   void add(const PlannedRun::Step& step);
   double mean(double sum) const { return steps > 0 ? sum / static_cast<double>(steps) : 0; }
   double mean_step_s() const { return mean(step_s); }
-  double bubble_ratio() const { return pipeline_s > 0 ? 1 - useful_s / pipeline_s : 0; }
 };
 /// The first `count` steps of a deck.
 RunFacts first_steps(const Config& config, std::shared_ptr<const Costs> costs, std::int64_t count);

@@ -19,6 +19,12 @@ Sampler sampler_of(const Config& config, const Dataset& dataset) {
       [&](std::int64_t s) { return dataset.document(s); }, dataset.held_out());
 }
 
+std::string short_curriculum(const Config& config, const Sampler& sampler) {
+  const Curriculum asked = curriculum(config);
+  const std::int64_t filled = sampler.short_steps();
+  return filled < asked.steps ? curriculum_text(asked, filled) : "";
+}
+
 PlannedSamples::PlannedSamples(const Config& config)
     : config_(config),
       dataset_(open_planned_data(config)),

@@ -1,6 +1,7 @@
 // The deck's samples as plans see them: lengths alone, in the order that training takes them.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/config/config.hpp"
@@ -16,6 +17,9 @@ std::unique_ptr<Dataset> open_planned_data(const Config& config);
 
 /// Their order, and which of them are held out.
 Sampler sampler_of(const Config& config, const Dataset& dataset);
+/// The deck's curriculum in words, where the epoch has too few short samples for all of its steps;
+/// "" elsewhere.
+std::string short_curriculum(const Config& config, const Sampler& sampler);
 
 class PlannedSamples {
  public:

@@ -11,7 +11,6 @@
 #include "core/plan/batch/batch_plan.hpp"
 #include "core/plan/context/ulysses_heads.hpp"
 #include "core/plan/plan_step.hpp"
-#include "core/predict/simulate.hpp"
 
 namespace ballast {
 namespace {
@@ -129,6 +128,27 @@ struct LargestMicroBatch {
   int sp = 1;                ///< ranks that share its heads
 };
 
+/// How sure the number is that largest_micro_batch gives of a step of `micro_batches` in all; 0: of
+/// samples that are not counted.
+MicroBatchCount sureness(const BatchingOptions& batching, std::int64_t micro_batches) {
+  if (micro_batches == 0) return MicroBatchCount::of_full_packs;
+  switch (batching.method) {
+    case Batching::none:
+      return micro_batches % batching.dp == 0 ? MicroBatchCount::exact : MicroBatchCount::at_most;
+    case Batching::sab:
+    case Batching::lbb:
+      if (batching.micro_batch_samples > 0) return MicroBatchCount::at_most;
+      [[fallthrough]];
+    case Batching::packed:
+    case Batching::hbp:
+    case Batching::chunkflow:
+    case Batching::balanced:
+      return batching.dp == 1 ? MicroBatchCount::at_most : MicroBatchCount::about;
+    default:
+      return MicroBatchCount::at_most;
+  }
+}
+
 /// Sets micro_batch_tokens and micro_batches.
 LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
   LargestMicroBatch largest;
@@ -177,13 +197,11 @@ LargestMicroBatch largest_micro_batch(const Config& config, CheckFacts& f) {
                              : 1;
   f.micro_batches = std::max<std::int64_t>(
       1, divided_up((samples > 0 ? samples : packs) * shown.ranks, dp) * of_sample);
-  f.micro_batches_are = samples == 0  ? MicroBatchCount::of_full_packs
-                        : counted > 0 ? MicroBatchCount::exact
-                                      : MicroBatchCount::at_most;
-  if (f.micro_batches_are == MicroBatchCount::at_most)
+  f.micro_batches_are = sureness(batching, samples);
+  if (samples > 0 && counted == 0)
     f.notes.push_back(
         "batching.global_samples: the number of micro-batches depends on the samples, here as if "
-        "no two shared one; `ballast pack` counts them");
+        "no two shared one, and no fewer than planned steps have; `ballast pack` counts them");
   largest.sp = joined_split(f.options.mesh, shown.ranks, f.options.model.query_heads).sp;
   return largest;
 }
@@ -237,7 +255,8 @@ void replay_steps(const Config& config, const LargestMicroBatch& largest, CheckF
                                       : 0,
                      more = f.options.pipeline.k + f.options.mesh.pp;
   for (std::int64_t m = chunks;
-       f.micro_batches_are == MicroBatchCount::at_most &&
+       (f.micro_batches_are == MicroBatchCount::at_most ||
+        f.micro_batches_are == MicroBatchCount::about) &&
        m < std::min({f.micro_batches, chunks + more, kPipelinedMicroBatches});
        m += (more + 7) / 8)
     add(std::max<std::int64_t>(1, m));
@@ -314,6 +333,20 @@ std::int64_t CheckFacts::fullest_rank(MemoryEstimate StageFacts::*memory) const 
   std::int64_t bytes = 0;
   for (const StageFacts& stage : stages) bytes = std::max(bytes, (stage.*memory).total());
   return bytes;
+}
+
+void CheckFacts::add_planned(const StepPlan& plan, const SimulatedStep& simulated) {
+  ++planned_steps;
+  for (const PlannedLane& lane : plan.lanes)
+    if (std::ssize(lane.micro_batches) > micro_batches) {
+      micro_batches = std::ssize(lane.micro_batches);
+      micro_batches_are = MicroBatchCount::about;
+    }
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    StageFacts& stage = stages[s];
+    stage.live_micro_batches = std::max(stage.live_micro_batches, simulated.live.at(s));
+    stage.planned.take_larger(simulated.memory.at(s));
+  }
 }
 
 void CheckFacts::take_planned(bool all) {

@@ -10,7 +10,9 @@
 #include "core/config/run_options.hpp"
 #include "core/plan/context/ring_plan.hpp"
 #include "core/plan/pipeline/schedule.hpp"
+#include "core/plan/step_plan.hpp"
 #include "core/predict/memory_replay.hpp"
+#include "core/predict/simulate.hpp"
 
 namespace ballast {
 
@@ -38,8 +40,9 @@ struct StageFacts {
 
 /// How sure the number of a step's micro-batches is before its samples are known.
 enum class MicroBatchCount {
-  exact,         ///< each holds so many samples, and so many samples are a step
-  at_most,       ///< no two of a step's samples share one
+  exact,         ///< of so many samples each, which the ranks take in turn
+  at_most,       ///< a bound: where samples share none, and on the rank that has most
+  about,         ///< ranks take them by weight, one of them few heavy ones or many light ones
   of_full_packs  ///< a step is given in tokens, and packs are full
 };
 
@@ -51,7 +54,7 @@ struct CheckFacts {
   int zero = 0;
   std::string recompute;
   std::int64_t micro_batch_tokens = 0;  ///< the largest micro-batch that the deck allows
-  std::int64_t micro_batches = 0;       ///< of a step on one data-parallel rank
+  std::int64_t micro_batches = 0;       ///< of a step on the data-parallel rank that has most
   MicroBatchCount micro_batches_are = MicroBatchCount::exact;
   std::vector<ShardFacts> shards;                    ///< by context-parallel rank
   RingPlan ring;                                     ///< of context-parallel rank 0
@@ -76,6 +79,8 @@ struct CheckFacts {
   /// Of the fullest rank of all stages.
   std::int64_t fullest_rank(MemoryEstimate StageFacts::*memory) const;
   std::int64_t largest_rank_bytes() const { return fullest_rank(&StageFacts::memory); }
+  /// Counts one of the run's steps: its micro-batches, and what they hold at once.
+  void add_planned(const StepPlan& plan, const SimulatedStep& simulated);
   /// Takes over StageFacts::planned; `all`: the run has no further steps.
   void take_planned(bool all);
   nlohmann::ordered_json json() const;

@@ -67,7 +67,9 @@ SimulatedSteps::SimulatedSteps(const Config& config, std::int64_t count) : confi
 nlohmann::ordered_json SimulatedSteps::json() const {
   const auto of = [&](const auto& value) { return mean(steps_, value); };
   std::int64_t tokens = 0;
-  for (const Step& step : steps_) tokens += tokens_of(step.plan);
+  PipelineSeconds pipelines;
+  for (const Step& step : steps_)
+    tokens += tokens_of(step.plan), pipelines.add(step.simulated.pipelines);
   const double step_s = of([](const SimulatedStep& s) { return s.step_s; });
   nlohmann::ordered_json terms = nlohmann::ordered_json::object();
   for (const Step& step : steps_)
@@ -78,7 +80,7 @@ nlohmann::ordered_json SimulatedSteps::json() const {
           {"schedule_s", of([](const SimulatedStep& s) { return s.schedule_s; })},
           {"load_balance", of([](const SimulatedStep& s) { return s.load_balance; })},
           {"idle_ranks", of([](const SimulatedStep& s) { return double(s.idle_ranks); })},
-          {"bubble_ratio", of([](const SimulatedStep& s) { return s.bubble_ratio; })},
+          {"bubble_ratio", pipelines.bubble_ratio()},
           {"tokens_per_s", static_cast<double>(tokens) / (step_s * double(steps_.size()))},
           {"terms", terms}};
 }

@@ -21,7 +21,8 @@ class SimulatedSteps {
   SimulatedSteps(const Config& config, std::int64_t count);
 
   /// {"steps", "step_s", "schedule_s", "load_balance", "idle_ranks", "bubble_ratio",
-  /// "tokens_per_s", "terms": {name: seconds}}: means over the steps; terms add up to step_s.
+  /// "tokens_per_s", "terms": {name: seconds}}: means over the steps, bubble_ratio and the rate of
+  /// all of them together; terms add up to step_s.
   nlohmann::ordered_json json() const;
 
   /// Makes FOLDER for write_trace, so that one that cannot be made is known before steps are

@@ -189,13 +189,8 @@ void Trainer::write_header(const Restored& restored, const std::vector<std::stri
                            session_.dataset->description(), session_.sampler.training_samples(),
                            session_.sampler.validation().size(),
                            loss_share_text(*session_.dataset)));
-  if (const std::int64_t steps = session_.options.curriculum.steps; steps > 0)
-    log_.comment(fmt::format(
-        "curriculum: the first {} steps take samples of at most {} tokens{}",
-        session_.sampler.short_steps(), session_.options.curriculum.max_tokens,
-        session_.sampler.short_steps() < steps
-            ? fmt::format(" (curriculum.steps = {}: the epoch has no more short ones)", steps)
-            : ""));
+  if (const Curriculum& curriculum = session_.options.curriculum; curriculum.steps > 0)
+    log_.comment(curriculum_text(curriculum, session_.sampler.short_steps()));
   const Key of_groups = key_filling(&default_config().batching.groups).path();
   if (const auto groups = config.from.of(of_groups); groups.origin == Origin::profile_table)
     log_.comment(fmt::format("packing groups of {}: {} tokens on {} ranks", groups.place,

@@ -79,19 +79,27 @@ void batching_rows(Schema& schema) {
            "plan` selected (select_lengths) and stored in profile.table, in place of groups, "
            "group_ranks and group_recompute")
       .when(method, Batching::hbp);
-  batching.key("select_lengths", &BatchingConfig::select_lengths, "tokens", between(1, kTokens),
-               "hbp: pack lengths that `ballast plan` and `ballast profile` try when they select "
-               "packing groups, ascending; empty: no selection");
-  batching.key(
-      "select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
-      "ranks a pack to try; empty list: powers of two that divide mesh.dp (balanced: all divisors "
-      "of mesh.dp, 1 where the deck tunes budgets or joins ranks itself)");
-  batching.key(
-      "select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
-      "memory of a rank that selected groups keep within by recomputing layers; 0: no limit");
-  batching.key("select_refine", &BatchingConfig::select_refine,
-               "selected groups are changed one at a time while the data's planned time falls; "
-               "false: those of Algorithm 1 as the paper prints it");
+  batching
+      .key("select_lengths", &BatchingConfig::select_lengths, "tokens", between(1, kTokens),
+           "hbp: pack lengths that `ballast plan` and `ballast profile` try when they select "
+           "packing groups, ascending; empty: no selection")
+      .when(method, Batching::hbp);
+  batching
+      .key("select_ranks", &BatchingConfig::select_ranks, "ranks", between(1, kDegree),
+           "hbp, balanced: ranks a pack to try; empty list: powers of two that divide mesh.dp "
+           "(balanced: all divisors of mesh.dp, 1 where the deck tunes budgets or joins ranks "
+           "itself)")
+      .when(method, Batching::hbp, Batching::balanced);
+  batching
+      .key("select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
+           "hbp: memory of a rank that selected groups keep within by recomputing layers; 0: no "
+           "limit")
+      .when(method, Batching::hbp);
+  batching
+      .key("select_refine", &BatchingConfig::select_refine,
+           "hbp: selected groups are changed one at a time while the data's planned time falls; "
+           "false: those of Algorithm 1 as the paper prints it")
+      .when(method, Batching::hbp);
   batching
       .key("packing", &BatchingConfig::packing,
            "hbp: how a group's samples become packs; alike: sets of packs alike in tokens and "

@@ -9,6 +9,18 @@
 
 namespace ballast {
 
+std::string curriculum_text(const Curriculum& curriculum, std::int64_t filled) {
+  if (curriculum.steps <= 0) return "";
+  std::string text = fmt::format("curriculum: {} samples of at most {} tokens alone",
+                                 filled == 0   ? "no step takes"
+                                 : filled == 1 ? "the first step takes"
+                                               : fmt::format("the first {} steps take", filled),
+                                 curriculum.max_tokens);
+  if (filled < curriculum.steps)
+    text += fmt::format(" (curriculum.steps = {}: the epoch has too few)", curriculum.steps);
+  return text;
+}
+
 Sampler::Sampler(std::int64_t samples, std::uint64_t seed, double validation_share, bool shuffle,
                  const std::function<std::int64_t(std::int64_t)>& document, std::int64_t held_out)
     : seed_(seed), shuffle_(shuffle) {

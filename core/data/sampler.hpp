@@ -29,6 +29,9 @@ struct Curriculum {
   std::int64_t max_tokens = 0;
   std::int64_t global_tokens = 0, global_samples = 0;
 };
+/// What it does, in words, where the epoch's short samples fill `filled` of its steps; "": it is
+/// none.
+std::string curriculum_text(const Curriculum& curriculum, std::int64_t filled);
 
 /// Splits samples 0..n-1 into training and validation by a counter-based hash, and shuffles
 /// training anew each epoch.

@@ -163,7 +163,7 @@ std::vector<double> add_lanes(const StepPlan& plan, SimulatedStep& step) {
     double first_s = std::numeric_limits<double>::max(), last_s = 0;
     for (std::size_t s = 0; s < lane.size(); ++s) {
       ready_s[s] = std::max(ready_s[s], lane[s].end_s);
-      step.useful_s += lane[s].useful_s;
+      step.pipelines.useful_s += lane[s].useful_s;
       if (lane[s].last_s > 0) {
         first_s = std::min(first_s, lane[s].first_s);
         last_s = std::max(last_s, lane[s].last_s);
@@ -173,11 +173,10 @@ std::vector<double> add_lanes(const StepPlan& plan, SimulatedStep& step) {
       step.live[s] = std::max(step.live[s], lane[s].live);
       step.weight_halves[s] = std::max(step.weight_halves[s], lane[s].weight_halves);
     }
-    if (last_s > 0) step.pipeline_s += static_cast<double>(stages) * (last_s - first_s);
+    if (last_s > 0) step.pipelines.pipeline_s += static_cast<double>(stages) * (last_s - first_s);
   }
   step.schedule_s = *std::max_element(ready_s.begin(), ready_s.end());
   const double ranks = std::max<double>(1, static_cast<double>(step.lanes.size() * stages));
-  if (step.pipeline_s > 0) step.bubble_ratio = 1 - step.useful_s / step.pipeline_s;
   step.terms.compute_s = parts.compute_s / ranks;
   step.terms.recompute_s = parts.recompute_s / ranks;
   step.terms.ring_s = parts.ring_s / ranks;

@@ -24,12 +24,21 @@ struct StepTerms {
   std::vector<std::pair<std::string, double>> list() const;  ///< with their names
 };
 
+/// Rank-seconds of pipelines, a lane and stage counted once: of a step, or of several, whose sums
+/// the ratio is of.
+struct PipelineSeconds {
+  double useful_s = 0;    ///< of forward and backward
+  double pipeline_s = 0;  ///< of lanes from their first computation to their last
+  void add(const PipelineSeconds& other) {
+    useful_s += other.useful_s, pipeline_s += other.pipeline_s;
+  }
+  double bubble_ratio() const { return pipeline_s > 0 ? 1 - useful_s / pipeline_s : 0; }
+};
+
 struct SimulatedStep {
   double step_s = 0;
-  double schedule_s = 0;    ///< until the last operation of any lane
-  double useful_s = 0;      ///< rank-seconds of forward and backward, a lane and stage counted once
-  double pipeline_s = 0;    ///< rank-seconds of lanes from their first computation to their last
-  double bubble_ratio = 0;  ///< 1 - useful_s / pipeline_s
+  double schedule_s = 0;      ///< until the last operation of any lane
+  PipelineSeconds pipelines;  ///< of all lanes
   double imbalance = 1;     ///< Equation 11 of SparseBalance: max / mean over micro-batches of the
                             ///< time averaged over their stages
   double load_balance = 1;  ///< POP: mean / max of useful seconds over all ranks

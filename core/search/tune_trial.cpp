@@ -154,8 +154,8 @@ void add_step(Trial& trial, const StepPlan& plan, const SimulatedStep& step) {
   mean(trial.step_s, step.step_s);
   mean(trial.load_balance, step.load_balance);
   mean(trial.idle_ranks, step.idle_ranks);
-  mean(trial.bubble_ratio, step.bubble_ratio);
   mean(trial.tokens, static_cast<double>(plan.tokens()));
+  trial.pipelines.add(step.pipelines);
   ++trial.steps;
 }
 

@@ -47,8 +47,9 @@ struct Trial {
   double step_s = 0;        ///< mean
   double first_step_s = 0;  ///< of the first step alone, which every trial simulates
   StepTerms terms;          ///< of the first step
-  double load_balance = 0, idle_ranks = 0, bubble_ratio = 0;  ///< means
-  double tokens = 0;                                          ///< of a step, mean
+  double load_balance = 0, idle_ranks = 0;  ///< means
+  PipelineSeconds pipelines;                ///< sums
+  double tokens = 0;                        ///< of a step, mean
   std::int64_t bytes = 0;  ///< of the fullest rank, with the longest sample in the first step
   /// Of tuned budgets, where a coverage is asked for: the sum of that of all tokens and layers of
   /// the steps, what it is a sum over, and whether it was refused for the mean.

@@ -36,6 +36,7 @@ group_ranks = [1, 2]
 micro_batch_tokens = 512
 global_samples = 8
 """
+TIMES = ["costs.forward_token_s=1e-6", "costs.forward_pair_s=1e-9"]  # which sab goes by
 LAYER = 2 * 64 + 64 * (2 * 256 + 2 * 128) + 3 * 64 * 128  # norms, attention, MLP
 
 
@@ -76,11 +77,74 @@ class CheckFigures(RunCase):
                     f"batching.method={method}",
                     f"batching.micro_batch_samples={together}",
                     "batching.micro_batch_tokens=8192",
+                    *TIMES,
                 )
                 self.assertEqual(facts["micro_batch_tokens"], together * 2000, method)
                 self.assertEqual(facts["micro_batches"], 8 // (4 * together), method)
-                self.assertNotIn("at most", text)
+                # Ranks take samples in turn, or, by weight, one heavy one for many that are light.
+                bound = "" if method == "none" else "at most "
+                self.assertIn(f"\nschedule: {bound}{facts['micro_batches']} micro-batch", text)
                 self.assertNotIn("packs are full", text)
+
+    def test_no_planned_step_has_more_micro_batches_than_are_said(self):
+        """Two heavy packs fill as much of two ranks as all others of the third."""
+        keys = ["mesh.cp_inner=1", "mesh.dp=3", "data.lengths=[2000,2000,120,120,120,120,120]"]
+        keys += ["batching.global_samples=7", "batching.micro_batch_tokens=128"]
+        keys += ["pipeline.schedule=gpipe", "batching.groups=[128,2000]"]
+        keys += ["batching.group_ranks=[]", "batching.select_ranks=[1]", "chunk.tokens=128", *TIMES]
+        methods = ("packed", "hbp", "sab", "lbb", "balanced", "chunkflow", "none", "random")
+        for method in methods:
+            for size in ([], ["batching.global_samples=0", "batching.global_tokens=4600"]):
+                facts, text = self.check(*keys, *size, f"batching.method={method}", "--plans", "2")
+                lanes = [len(lane["micro_batches"]) for p in facts["plans"] for lane in p["lanes"]]
+                said = facts["micro_batches"]
+                self.assertLessEqual(max(lanes), said, method)
+                if method in ("packed", "hbp", "sab", "lbb"):
+                    self.assertEqual((max(lanes), said), (5, 5), method)
+                    self.assertEqual(facts["stages"][0]["live_micro_batches"], 5, method)
+                    self.assertIn("schedule: about 5 micro-batches a step on the fullest", text)
+                elif not size:
+                    bound = "about" if method in ("balanced", "chunkflow") else "at most"
+                    self.assertIn(f"schedule: {bound} {said} micro-batches", text, method)
+
+    def test_a_remedy_for_idle_ranks_names_a_key_that_is_read(self):
+        keys = ["mesh.cp_inner=1", "mesh.pp=1", "batching.global_samples=2", "chunk.tokens=512"]
+        keys += ["batching.group_ranks=[]", "batching.micro_batch_samples=2"]
+        keys += ["batching.packing=isf"]
+        for method, way in (
+            ("packed", "fewer batching.micro_batch_tokens"),
+            ("chunkflow", "fewer chunk.tokens"),
+            ("hbp", "shorter batching.groups"),
+            ("none", "fewer batching.micro_batch_samples"),
+        ):
+            for lengths in ([100, 100], [2000]):  # of one sample no part runs elsewhere
+                _, text = self.check(
+                    *keys,
+                    f"batching.method={method}",
+                    f"data.lengths={lengths}",
+                    f"batching.global_samples={len(lengths)}",
+                )
+                told = re.search(r"3 idle, load balance .*; evener with (.*)", text)[1].split(
+                    ", or "
+                )
+                ways = [each for each in told if each.split()[0] in ("fewer", "shorter")]
+                self.assertEqual(ways, [way] if len(lengths) == 2 else [], f"{method} {lengths}")
+                one = lengths == [2000] and method != "chunkflow" or len(lengths) == 2
+                self.assertEqual("with 1 micro-batch;" in text, one, f"{method} {lengths}")
+
+    def test_a_curriculum_that_is_cut_short_is_told(self):
+        short = ["batching.method=packed", "curriculum.steps=3", "curriculum.max_tokens=100"]
+        for samples, said in (
+            (4, "the first step takes samples of at most 100 tokens alone (curriculum.steps = 3: "),
+            (8, "no step takes samples of at most 100 tokens alone (curriculum.steps = 3: "),
+            (1, ""),
+        ):
+            keys = [*short, f"batching.global_samples={samples}"]
+            _, text = self.check(*keys)
+            packed = self.run_ballast(1, "pack", self.out("deck.toml"), *keys).stdout
+            for told in (text, packed):
+                self.assertEqual(told.count("note: curriculum:"), 1 if said else 0, told)
+                self.assertIn(said, told)
 
     def test_packs_that_two_replicas_share(self):
         facts, text = self.check()

@@ -139,6 +139,15 @@ forward_pair_s = 2e-9
                     self.assertEqual(facts["first_batch_bubble_ratio"], facts["bubble_ratio"])
                     times.add(round(facts["step_time"], 9))
         self.assertGreater(len(times), 8)  # both tables see the schedule and the budgets
+        ratios = set()
+        for steps in (1, 2):  # the ratio is of all batches together
+            keys = [f"run.steps={steps}", f"pipeline.plan_steps={steps}", "mesh.pp=3"]
+            facts = self.plan(deck, *keys, "batching.global_samples=4", "mesh.dp=1")
+            self.assertAlmostEqual(
+                facts["first_batch_bubble_ratio"], facts["bubble_ratio"], places=9
+            )
+            ratios.add(round(facts["bubble_ratio"], 9))
+        self.assertEqual(len(ratios), 2)
 
     def test_mtraining_table_5(self):
         cases = {c["name"]: c for c in self.plan("mtraining/table5.toml")["cases"]}
@@ -240,6 +249,8 @@ forward_pair_s = 2e-9
         self.assertAlmostEqual(one["step_time"], 56, places=9)
         self.assertAlmostEqual(two["step_time"], (56 + 42) / 2, places=9)
         self.assertEqual(two["micro_batches"], 8)
+        # Of four stages and 24 and 24 units of each: sums, not the mean of 4/7 and 3/7.
+        self.assertAlmostEqual(two["bubble_ratio"], 1 - 48 / 98, places=9)
 
     def test_an_unwritable_twin_is_found_before_the_work(self):
         deck = os.path.join(INPUTS, "chunkflow/figure2.toml")
@@ -262,6 +273,10 @@ forward_pair_s = 2e-9
 
     def test_nothing_to_plan_and_bad_costs(self):
         self.assertIn("nothing to plan", self.plan("quickstart.toml", status=1))
+        self.assertIn(
+            'batching.select_lengths with batching.method = "hbp"',
+            self.plan("quickstart.toml", "batching.select_lengths=[512,1024]", status=1),
+        )
         self.assertIn(
             "costs.backward_inner_hop_ms = 0.1 is below",
             self.plan("mtraining/table4.toml", "costs.backward_inner_hop_ms=0.1", status=1),

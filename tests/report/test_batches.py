@@ -89,6 +89,23 @@ class SameFigures(support.RunTest):
             for figure in ("bubble_ratio", "load_balance"):
                 self.assertAlmostEqual(told[figure], found[figure], 6, f"{name} {figure}")
 
+    def test_bubbles_of_several_steps_are_of_all_of_them_together(self):
+        lengths = [2048, 256, 300, 17, 256, 256, 111, 256, 256, 9, 9, 40]
+        keys = ["mesh.pp=2", "batching.global_samples=3", "run.steps=4", "optimizer.zero=1"]
+        keys += ["batching.method=chunkflow", "chunk.tokens=256", "chunk.k=1", "mesh.dp=2"]
+        keys += ["pipeline.schedule=state_aware_1f1b", "recompute.mode=none", "chunk.offload=none"]
+        deck = CHUNKS + COSTS
+        told, found = self.both("steps", deck, lengths, *keys, "--steps", "4")
+        self.assertAlmostEqual(told["bubble_ratio"], found["bubble_ratio"], 6)
+        planned = self.ballast("plan", deck, lengths, *keys, "pipeline.plan_steps=4")
+        self.assertAlmostEqual(planned["bubble_ratio"], told["bubble_ratio"], 9)
+        tuned = self.ballast("tune", deck, lengths, *keys, "--steps", "4")["best"]
+        self.assertEqual({plan["steps"] for plan in tuned}, {4})
+        nearest = min(abs(plan["bubble_ratio"] - told["bubble_ratio"]) for plan in tuned)
+        self.assertLess(nearest, 1e-9)
+        first, _ = self.both("first", deck, lengths, *keys, "--steps", "1")
+        self.assertGreater(abs(first["bubble_ratio"] - told["bubble_ratio"]), 0.01)
+
     def test_communication_ratio_is_a_quotient_of_sums(self):
         lengths = [240, 240, 8, 8]
         _, found = self.both("groups", GROUPS, lengths, "run.steps=2", "--steps", "2")

@@ -31,7 +31,7 @@ TEST(Simulate, ChunkFlowSection3And4) {
     const StepPlan plan =
         plan_of({of_lengths(lengths)}, pipeline_of(ScheduleKind::one_f_one_b, 4), 7);
     const SimulatedStep step = simulate(plan, {.layers = 7}, unit_costs());
-    EXPECT_NEAR(step.bubble_ratio, bubble, 1e-12);
+    EXPECT_NEAR(step.pipelines.bubble_ratio(), bubble, 1e-12);
     EXPECT_NEAR(step.step_s, step_s, 1e-9);
   }
 }
@@ -55,7 +55,7 @@ TEST(Simulate, IsTheClockOfOneScheduleWhereLanesAreAlone) {
     const SimulatedSchedule alone =
         simulate(plan.schedules[0], schedule_costs(pipeline.costs, list));
     EXPECT_NEAR(step.step_s, alone.step_time_s, 1e-9) << schedule;
-    EXPECT_NEAR(step.bubble_ratio, alone.bubble_ratio, 1e-9);
+    EXPECT_NEAR(step.pipelines.bubble_ratio(), alone.bubble_ratio, 1e-9);
     EXPECT_EQ(step.live, alone.peak_live_activations);
     EXPECT_EQ(step.weight_halves, alone.peak_weight_halves);
     for (int s = 0; s < stages; ++s) {
@@ -89,7 +89,7 @@ TEST(Simulate, RanksOfAGroupBeginASharedMicroBatchTogether) {
   // Rank 0: 4 + 8, then both: 6 / 2 forward, twice that backward.
   EXPECT_DOUBLE_EQ(step.step_s, 12 + 3 + 6);
   EXPECT_DOUBLE_EQ(step.lanes[1][0].ops.front().begin_s, 12);
-  EXPECT_DOUBLE_EQ(step.useful_s, 12 + 9 + 9);
+  EXPECT_DOUBLE_EQ(step.pipelines.useful_s, 12 + 9 + 9);
   EXPECT_DOUBLE_EQ(step.load_balance, (21 + 9) / 2.0 / 21);
   EXPECT_DOUBLE_EQ(step.terms.bubble_s, 6);
   // Each waits for the other's micro-batch.
@@ -353,7 +353,7 @@ TEST(Simulate, RecomputationIsNoBubble) {
   options.recompute.mode = Recompute::full;
   const SimulatedStep step = simulate(plan, options, unit_costs());
   EXPECT_NEAR(step.step_s, 4 * 8, 1e-9);
-  EXPECT_NEAR(step.bubble_ratio, 0, 1e-12);
+  EXPECT_NEAR(step.pipelines.bubble_ratio(), 0, 1e-12);
   EXPECT_NEAR(step.load_balance, 1, 1e-12);
 }
 
@@ -419,7 +419,7 @@ TEST(Simulate, StagesTakeTheTimeOfTheirLayers) {
           EXPECT_DOUBLE_EQ(seconds, found->second);
         }
       }
-    EXPECT_DOUBLE_EQ(step.useful_s, 39 + 29 + 78 + 52) << kind;
+    EXPECT_DOUBLE_EQ(step.pipelines.useful_s, 39 + 29 + 78 + 52) << kind;
   }
 }
 
@@ -570,9 +570,10 @@ TEST(SimulateSlow, AStepOf16384RanksIsSimulatedInSeconds) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   std::printf("simulated %d ranks, %zu micro-batches in %.3f s: step %.3f s, bubble %.3f\n",
-              plan.mesh.size(), plan.micro_batches.size(), seconds, step.step_s, step.bubble_ratio);
+              plan.mesh.size(), plan.micro_batches.size(), seconds, step.step_s,
+              step.pipelines.bubble_ratio());
   EXPECT_EQ(plan.mesh.size(), 16384);
-  EXPECT_GT(step.bubble_ratio, 0.3);
+  EXPECT_GT(step.pipelines.bubble_ratio(), 0.3);
   EXPECT_LT(seconds, 3);
 }
 
