@@ -58,34 +58,37 @@ class Draws {
 /// Lengths that do not hold what is asked of them, in options that are sound one by one.
 std::vector<Problem> problems_of_lengths(const NeedleOptions& o) {
   std::vector<Problem> list;
+  // What several lengths lack alike is one problem.
+  const auto add = [&](Problem problem) {
+    if (std::ranges::find(list, problem.text, &Problem::text) == list.end())
+      list.push_back(std::move(problem));
+  };
   for (std::size_t i = 0; i < o.lengths.size(); ++i) {
     const std::int64_t pairs = o.pairs_of(i), questions = o.questions_of(i),
                        keys = pairs * (o.task == NeedleTask::variables ? o.repeats_of(i) : 1),
                        needed = o.items_of(i) * o.item_tokens(i) + questions * o.question_tokens(i);
     if (questions > pairs)
-      list.push_back({{"data.needle_questions"},
-                      fmt::format("data.needle_questions = {} is above data.needle_pairs = {}: a "
-                                  "pair is asked for once",
-                                  questions, pairs)});
+      add({{"data.needle_questions"},
+           fmt::format("data.needle_questions = {} is above data.needle_pairs = {}: a "
+                       "pair is asked for once",
+                       questions, pairs)});
     if (keys > o.keys)
-      list.push_back(
-          {{"data.needle_pairs"},
+      add({{"data.needle_pairs"},
            fmt::format("data.needle_pairs = {}{} is above data.needle_keys = {}: a "
                        "sample's keys are distinct",
                        pairs, keys > pairs ? fmt::format(" x {}", o.repeats_of(i)) : "", o.keys)});
     if (o.lengths[i] < needed)
-      list.push_back(
-          {{"data.needle_lengths"},
+      add({{"data.needle_lengths"},
            fmt::format("data.needle_lengths: {} tokens do not hold {} pairs of {} tokens and {} "
                        "questions of {}, which take {}",
                        o.lengths[i], o.items_of(i), o.item_tokens(i), questions,
                        o.question_tokens(i), needed)});
     if (o.task == NeedleTask::common && questions != 1)
-      list.push_back({{"data.needle_questions"},
-                      fmt::format("data.needle_questions = {}: data.needle_task = \"common\" has "
-                                  "one answer",
-                                  questions),
-                      "set it to 1"});
+      add({{"data.needle_questions"},
+           fmt::format("data.needle_questions = {}: data.needle_task = \"common\" has "
+                       "one answer",
+                       questions),
+           "set it to 1"});
   }
   if (o.vocabulary > 0 && o.vocabulary <= o.keys + o.values)
     list.push_back({{"data.needle_keys"},

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/base/error.hpp"
-#include "io/files/raw_file.hpp"
 
 namespace ballast {
 namespace fs = std::filesystem;
@@ -86,12 +85,16 @@ void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t b
   }
 }
 
-std::string space_remedy(const std::string& dir) {
-  if (checkpoint_steps(dir).size() > 2)
-    return "free some space (delete the oldest checkpoints there, not that of best.h5: a run needs "
-           "no more than two, checkpoint.keep), or name another run folder (-d)";
-  return "free some space, or name another run folder (-d); the checkpoints there stay until this "
-         "one is whole";
+SpaceRemedy space_remedy(const std::string& dir) {
+  const bool old = checkpoint_steps(dir).size() > 2;
+  const std::string stay = "; the checkpoints there stay until this one is whole";
+  return {
+      old ? "free some space (delete the oldest checkpoints there, not that of best.h5: a run "
+            "needs no more than two, checkpoint.keep), or name another run folder (-d)"
+          : "free some space, or name another run folder (-d)" + stay,
+      "raise the limit of a file's size (ulimit -f), or name a run folder (-d) on a file system "
+      "that holds such files" +
+          stay};
 }
 
 namespace {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "io/files/raw_file.hpp"
+
 namespace ballast {
 
 std::string checkpoint_name(std::int64_t step);
@@ -24,7 +26,7 @@ void remove_partials(const std::string& dir);
 /// `best` stays too (-1: none).
 void prune(const std::string& dir, std::int64_t newest, int keep, std::int64_t best = -1);
 /// What a user can do where a checkpoint finds no room in `dir`.
-std::string space_remedy(const std::string& dir);
+SpaceRemedy space_remedy(const std::string& dir);
 /// The name of the best checkpoint in its folder: a link to the file of that step.
 inline constexpr const char* kBestCheckpoint = "best.h5";
 /// Makes it point to the checkpoint of `step`, and returns "" or why that failed: then there is

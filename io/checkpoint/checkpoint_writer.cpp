@@ -275,7 +275,7 @@ void CheckpointWriter::create_file() {
   // that the file has got.
   std::uint64_t bytes = (std::uint64_t{1} << 20) + job.state.deck.size();
   for (const CheckpointDataset& d : job.datasets) bytes += d.bytes() + 2 * kCheckpointPage;
-  const std::string remedy = space_remedy(dir_);
+  const SpaceRemedy remedy = space_remedy(dir_);
   job.own = std::make_unique<HeldFile>(job.partial);
   job.inode = job.own->file().place().second;
   reserve_space(job.partial, bytes, false, remedy);

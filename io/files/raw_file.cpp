@@ -117,7 +117,7 @@ void RawFile::drop_cache(std::uint64_t offset, std::uint64_t count) const {
 }
 
 void reserve_space(const std::string& path, std::uint64_t bytes, bool create,
-                   const std::string& remedy) {
+                   const SpaceRemedy& remedy) {
   const int descriptor = ::open(
       path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_TRUNC : 0), 0666);
   require(descriptor >= 0, "{} cannot be {}: {}", path, create ? "created" : "opened",
@@ -128,7 +128,8 @@ void reserve_space(const std::string& path, std::uint64_t bytes, bool create,
     if (code = errno; code != EINTR) break;
   if (code == EINTR || code == EOPNOTSUPP || code == EINVAL || code == ENOSYS) code = 0;
   ::close(descriptor);
-  require(code == 0, "{}: {} bytes are refused: {}; {}", path, bytes, std::strerror(code), remedy);
+  require(code == 0, "{}: {} bytes are refused: {}; {}", path, bytes, std::strerror(code),
+          code == EFBIG ? remedy.too_large : remedy.full);
 }
 
 void sync_directory(const std::string& dir) {

@@ -52,11 +52,16 @@ class RawFile {
   int descriptor_;
 };
 
+/// What a user can do where the disk is full, and where a file is larger than the process or the
+/// file system may make one.
+struct SpaceRemedy {
+  std::string full, too_large;
+};
 /// Takes disk space for bytes [0, bytes) of a file before anybody writes there: a full disk then
 /// shows here.  File systems without such a call leave it to the writes.  Creates and empties the
-/// file when `create` is set.  Errors: there is no room; they end with `remedy`.
+/// file when `create` is set.  Errors: there is no room; they end with what `remedy` says.
 void reserve_space(const std::string& path, std::uint64_t bytes, bool create,
-                   const std::string& remedy);
+                   const SpaceRemedy& remedy);
 /// Until the storage has the names in a folder.
 void sync_directory(const std::string& dir);
 /// Ends the name of a file that was found damaged.

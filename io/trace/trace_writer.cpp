@@ -186,7 +186,8 @@ struct TraceWriter::Impl {
     const std::uint64_t held = there ? static_cast<std::uint64_t>(found.st_blocks) * 512 : 0;
     const std::string room = path + ".tmp";
     try {
-      reserve_space(room, held + kHeaders, true, "it is written anew where it grows");
+      const std::string why = "it is written anew where it grows";
+      reserve_space(room, held + kHeaders, true, {why, why});
     } catch (const Error&) {
       std::remove(room.c_str());
       throw;

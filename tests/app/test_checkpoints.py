@@ -500,6 +500,8 @@ class Checkpoints(RunCase):
         self.assertIn("the next attempt follows the next step", text)
         self.assertIn("2 in a row", text)
         self.assertIn("the checkpoints there stay until this one is whole", text)
+        self.assertIn("raise the limit of a file's size (ulimit -f)", text)
+        self.assertNotIn("free some space", text)
         self.assertNotIn("lower checkpoint.keep", text)
         self.assertIn("step_00000004.h5", text)
         self.assertEqual(self.status(run)["state"], "failed")

@@ -362,6 +362,12 @@ TEST(Needle, MistakesAreNamed) {
     EXPECT_EQ(problems(repeated(task)).size(), task == NeedleTask::common ? 1u : 0u);
   named([](NeedleOptions& o) { o = repeated(NeedleTask::common); }, "data.needle_questions = 3");
   named(
+      [](NeedleOptions& o) {  // of both lengths alike
+        o.pairs = {7};
+        o.questions = {8};
+      },
+      "data.needle_questions = 8 is above data.needle_pairs = 7");
+  named(
       [](NeedleOptions& o) {
         o = repeated(NeedleTask::variables);
         o.pairs = {8};
