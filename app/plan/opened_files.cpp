@@ -13,6 +13,7 @@
 #include "app/plan/prompts.hpp"
 #include "app/plan/reference_file.hpp"
 #include "core/config/run_options.hpp"
+#include "core/config/segment_rule.hpp"
 #include "core/model/parameter_table.hpp"
 #include "io/data/dataset.hpp"
 #include "io/model/huggingface.hpp"
@@ -33,6 +34,23 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
           "{} of {} samples have more tokens than the longest group's {} (batching.groups), the "
           "longest {}; add a group, or set batching.long = \"split\" or data.max_tokens",
           beyond, data.samples(), groups.back(), data.length(longest_sample(data)));
+}
+
+void refuse_samples_beyond_gpus(const Config& config, const Dataset& data, const HeadTable* heads) {
+  if (!segment_problem(config, data.length(longest_sample(data)), heads)) return;
+  const auto problem = segment_problem(config, longest_document(data), heads);
+  require(!problem, "{}", problem ? problem->message() : "");
+}
+
+std::string samples_beyond_gpus(const Config& config) {
+  if (config.run.backend != Backend::cuda || !config.is_set(&Config::data)) return "";
+  try {
+    const auto problem = segment_problem(config, longest_document(*open_planned_data(config)),
+                                         head_table_here(config).get());
+    return problem ? problem->message() : "";
+  } catch (const Error&) {
+    return "";
+  }
 }
 
 void refuse_held_out_without_loss(const Config& config, const Dataset& data,
@@ -157,6 +175,7 @@ OpenedFiles open_files_of(const Config& config) {
       found.problems.emplace_back(e.what());
     }
   };
+  if (goes_by_head(config)) attempt([&] { found.heads = head_table(config); });
   if (config.is_set(&Config::data))
     attempt([&] {
       const std::unique_ptr<Dataset> data = open_dataset(data_options(config));
@@ -169,6 +188,7 @@ OpenedFiles open_files_of(const Config& config) {
       refuse_without_loss(*data);
       if (has_ids(data_options(config))) read_first_tokens(*data);
       refuse_samples_beyond_groups(config, *data);
+      refuse_samples_beyond_gpus(config, *data, found.heads.get());
       const Sampler sampler = sampler_of(config, *data);
       found.data += fmt::format("; {} samples for training, {} held out",
                                 sampler.training_samples(), sampler.validation().size());
@@ -183,7 +203,6 @@ OpenedFiles open_files_of(const Config& config) {
   if (folder_note.empty()) attempt([&] { refuse_gradient_file(config); });
   for (const std::string& note : {huggingface_note(config.model.weights), folder_note})
     if (!note.empty()) found.notes.push_back(note);
-  if (goes_by_head(config)) attempt([&] { found.heads = head_table(config); });
   // Other runs go on without predictions where a table cannot be read.
   const bool placed = config.batching.method == Batching::balanced;
   if (!config.profile.table.empty() && (placed || predicts_latency(config)))
