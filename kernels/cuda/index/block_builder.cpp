@@ -289,7 +289,7 @@ std::vector<AttentionWork> BlockBuilder::build(const Tensor& words, int q_heads,
     // The arrays that do not depend on the choice are the builder's too.
     PlacedIndex& made = placed.emplace_back();
     made.shared = {call.key_begin, call.key_end, offsets[k]};
-    made.buffer = workspace({static_cast<std::int64_t>(held_bytes(shape))}, DType::u8, device);
+    made.buffer = index_memory(shape, device);
     made.index = bind_index(shape, made.buffer.raw(), scratch(building_bytes(shape)));
     made.index.key_begin = call.key_begin.data<std::int32_t>();
     made.index.key_end = call.key_end.data<std::int32_t>();

@@ -408,7 +408,7 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass, int q_heads, 
     const IndexShape shape = shape_of_shard(caps, shard);
     PlacedIndex& made = placed.emplace_back();
     made.shared = {shard.key_begin, shard.key_end};
-    made.buffer = workspace({static_cast<std::int64_t>(held_bytes(shape))}, DType::u8, device);
+    made.buffer = index_memory(shape, device);
     // First the chosen slashes, then the unsorted transpose.
     void* const building =
         scratch(std::max(slash_scratch_bytes(q_heads, axes), building_bytes(shape)));
