@@ -10,6 +10,7 @@
 #include "app/observe/json_output.hpp"
 #include "app/observe/text_table.hpp"
 #include "app/plan/first_plans.hpp"
+#include "app/plan/opened_files.hpp"
 #include "app/plan/stored_groups.hpp"
 #include "core/config/run_options.hpp"
 #include "core/plan/batch/batch_plan.hpp"
@@ -48,6 +49,9 @@ int plan_command(const CommandLine& line) {
   std::vector<Config> configs = line.configs(needs);
   const bool named = !configs.front().from.case_name.empty();
   std::vector<nlohmann::ordered_json> values(configs.size(), nlohmann::ordered_json::object());
+  for (const Config& config : configs)
+    if (const std::string words = samples_beyond_gpus(config); !words.empty())
+      fmt::print(stderr, "note: {}; `train` would stop there\n", words);
   bool any = false;
   for (const Part part_of : kParts) {
     // One table a part, with the rows of all cases.

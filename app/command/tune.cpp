@@ -39,6 +39,7 @@ void take_samples(const Config& config, std::int64_t steps, TuneInput& input) {
   refuse_missing_held_out(config, data, samples.sampler());
   refuse_missing_drift_sample(config, data, samples.sampler());
   input.longest = sample_length(data, longest_sample(data), false);
+  input.longest_document = longest_document(data);
   const auto add = [&](const std::vector<SampleLength>& list) {
     if (!list.empty()) input.evaluated.push_back(list);
   };

@@ -13,6 +13,7 @@
 #include "app/plan/prompts.hpp"
 #include "app/plan/reference_file.hpp"
 #include "core/config/run_options.hpp"
+#include "core/config/segment_rule.hpp"
 #include "core/model/parameter_table.hpp"
 #include "io/data/dataset.hpp"
 #include "io/model/huggingface.hpp"
@@ -33,6 +34,23 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
           "{} of {} samples have more tokens than the longest group's {} (batching.groups), the "
           "longest {}; add a group, or set batching.long = \"split\" or data.max_tokens",
           beyond, data.samples(), groups.back(), data.length(longest_sample(data)));
+}
+
+void refuse_samples_beyond_gpus(const Config& config, const Dataset& data, const HeadTable* heads) {
+  if (!segment_problem(config, data.length(longest_sample(data)), heads)) return;
+  const auto problem = segment_problem(config, longest_document(data), heads);
+  require(!problem, "{}", problem ? problem->message() : "");
+}
+
+std::string samples_beyond_gpus(const Config& config) {
+  if (config.run.backend != Backend::cuda || !config.is_set(&Config::data)) return "";
+  try {
+    const auto problem = segment_problem(config, longest_document(*open_planned_data(config)),
+                                         head_table_here(config).get());
+    return problem ? problem->message() : "";
+  } catch (const Error&) {
+    return "";
+  }
 }
 
 void refuse_held_out_without_loss(const Config& config, const Dataset& data,
@@ -146,6 +164,32 @@ bool has_ids(const DataOptions& options) {
   return options.source == DataSource::megatron || options.source == DataSource::hdf5;
 }
 
+/// What is found of the data.  Errors: samples that cannot be trained on.
+void open_data(const Config& config, OpenedFiles& found) {
+  const std::unique_ptr<Dataset> data = open_dataset(data_options(config));
+  require(data->vocabulary() <= config.model.vocabulary,
+          "model.vocabulary = {} is smaller than the data's vocabulary of {}",
+          config.model.vocabulary, data->vocabulary());
+  found.longest = widest_sample(*data, RunOptions::from(config).batching.align);
+  found.loss_share = loss_share(*data);
+  found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
+  refuse_without_loss(*data);
+  if (has_ids(data_options(config))) read_first_tokens(*data);
+  refuse_samples_beyond_groups(config, *data);
+  refuse_samples_beyond_gpus(config, *data, found.heads.get());
+  Sampler sampler = sampler_of(config, *data);
+  sampler.begin_with(curriculum(config), [&](std::int64_t s) { return data->length(s); });
+  found.data += fmt::format("; {} samples for training, {} held out", sampler.training_samples(),
+                            sampler.validation().size());
+  if (const std::string note = short_curriculum(config, sampler); !note.empty())
+    found.notes.push_back(note);
+  refuse_missing_held_out(config, *data, sampler);
+  refuse_missing_drift_sample(config, *data, sampler);
+  if (config.eval.every_steps > 0 && config.eval.generate.tokens > 0)
+    refuse_prompts_beyond_groups(config,
+                                 prompt_lengths(config, sample_prompts(config, *data, sampler)));
+}
+
 }  // namespace
 
 OpenedFiles open_files_of(const Config& config) {
@@ -157,36 +201,13 @@ OpenedFiles open_files_of(const Config& config) {
       found.problems.emplace_back(e.what());
     }
   };
-  if (config.is_set(&Config::data))
-    attempt([&] {
-      const std::unique_ptr<Dataset> data = open_dataset(data_options(config));
-      require(data->vocabulary() <= config.model.vocabulary,
-              "model.vocabulary = {} is smaller than the data's vocabulary of {}",
-              config.model.vocabulary, data->vocabulary());
-      found.longest = widest_sample(*data, RunOptions::from(config).batching.align);
-      found.loss_share = loss_share(*data);
-      found.data = fmt::format("{}; {}", data->description(), loss_share_text(*data));
-      refuse_without_loss(*data);
-      if (has_ids(data_options(config))) read_first_tokens(*data);
-      refuse_samples_beyond_groups(config, *data);
-      Sampler sampler = sampler_of(config, *data);
-      sampler.begin_with(curriculum(config), [&](std::int64_t s) { return data->length(s); });
-      found.data += fmt::format("; {} samples for training, {} held out",
-                                sampler.training_samples(), sampler.validation().size());
-      if (const std::string note = short_curriculum(config, sampler); !note.empty())
-        found.notes.push_back(note);
-      refuse_missing_held_out(config, *data, sampler);
-      refuse_missing_drift_sample(config, *data, sampler);
-      if (config.eval.every_steps > 0 && config.eval.generate.tokens > 0)
-        refuse_prompts_beyond_groups(
-            config, prompt_lengths(config, sample_prompts(config, *data, sampler)));
-    });
+  if (goes_by_head(config)) attempt([&] { found.heads = head_table(config); });
+  if (config.is_set(&Config::data)) attempt([&] { open_data(config, found); });
   if (!config.model.weights.empty()) attempt([&] { open_weights(config); });
   const std::string folder_note = gradient_folder_note(config);
   if (folder_note.empty()) attempt([&] { refuse_gradient_file(config); });
   for (const std::string& note : {huggingface_note(config.model.weights), folder_note})
     if (!note.empty()) found.notes.push_back(note);
-  if (goes_by_head(config)) attempt([&] { found.heads = head_table(config); });
   // Other runs go on without predictions where a table cannot be read.
   const bool placed = config.batching.method == Batching::balanced;
   if (!config.profile.table.empty() && (placed || predicts_latency(config)))

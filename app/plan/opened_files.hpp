@@ -44,6 +44,14 @@ std::shared_ptr<const HeadTable> head_table_here(const Config& config);
 /// A sample that no packing group holds would end the run at the step that meets it.
 void refuse_samples_beyond_groups(const Config& config, const Dataset& data);
 
+/// A sample, or an answer of a pair, of which no GPU can choose the deck's pattern
+/// (segment_problem()) would end the run likewise.  `heads`: of attention.pattern = "by_head", or
+/// null.
+void refuse_samples_beyond_gpus(const Config& config, const Dataset& data, const HeadTable* heads);
+
+/// What that says of the files that the deck names; "" where it says nothing, or they are not here.
+std::string samples_beyond_gpus(const Config& config);
+
 /// Training would change nothing where no token carries loss.
 void refuse_without_loss(const Dataset& data);
 

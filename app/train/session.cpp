@@ -107,6 +107,7 @@ Session::Session(const Communicator& world, const Config& config_)
   together(world, [&] {
     refuse_without_loss(*dataset);
     refuse_samples_beyond_groups(config, *dataset);
+    refuse_samples_beyond_gpus(config, *dataset, options.attention.heads.get());
   });
   rings.connect_joined(device);
   recorder.context.stage = mesh.at.pp;

@@ -14,6 +14,7 @@
 #include "core/base/threads.hpp"
 #include "core/config/deck_schema.hpp"
 #include "core/config/run_options.hpp"
+#include "core/config/segment_rule.hpp"
 #include "core/config/step_options.hpp"
 #include "core/plan/batch/pairs.hpp"
 #include "core/search/tune_bounds.hpp"
@@ -71,7 +72,7 @@ class Search {
  private:
   void collect() {
     const auto budgets =
-        covering_budgets(input_.base, input_.steps.front(), input_.limits.coverage);
+        choosable(covering_budgets(input_.base, input_.steps.front(), input_.limits.coverage));
     TuneSpace space = tune_space(input_.base, input_.limits.ranks, input_.longest.tokens, budgets);
     result_.candidates = static_cast<std::int64_t>(space.candidates.size());
     result_.refused = space.refusals;
@@ -112,6 +113,26 @@ class Search {
       entries_.push_back(std::move(entry));
     }
     error_.assign(kinds.size(), {0, 0});
+  }
+
+  /// Budgets by which GPUs can choose the pattern of the longest document.  Error: none.
+  std::vector<std::int64_t> choosable(const std::vector<std::int64_t>& budgets) {
+    std::vector<std::int64_t> list;
+    std::string words;
+    for (const std::int64_t budget : budgets) {
+      Candidate c = deck_plan(input_.base);
+      c.budget = budget;
+      const auto problem =
+          segment_problem(with(input_.base, c), input_.longest_document, input_.heads.get());
+      if (!problem) {
+        list.push_back(budget);
+        continue;
+      }
+      words = problem->message();
+      if (budget > 0) result_.choices[{"budget", fmt::to_string(budget)}].refused = words;
+    }
+    require(!list.empty(), "{}", words);
+    return list;
   }
 
   /// Orders of samples that a state-aware schedule may try: as many as the deck says where that is

@@ -29,6 +29,7 @@ struct TuneInput {
   TuneLimits limits;
   std::vector<std::vector<SampleLength>> steps;  ///< samples of the first steps, at least one
   SampleLength longest;                          ///< sample of the whole data set
+  std::int64_t longest_document = 0;             ///< tokens of what attends to itself alone
   std::vector<SampleLength> drifting;            ///< whose drift is measured; empty: none is
   /// What passes forward alone between steps beside it: samples of an evaluation, texts.
   std::vector<std::vector<SampleLength>> evaluated;

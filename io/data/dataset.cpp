@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/error.hpp"
+#include "core/plan/batch/pairs.hpp"
 #include "io/data/dataset_source.hpp"
 #include "io/data/pairs.hpp"
 #include "io/data/token_table.hpp"
@@ -242,6 +243,14 @@ std::int64_t longest_sample(const Dataset& dataset) {
   std::int64_t longest = 0;
   for (std::int64_t s = 1; s < dataset.samples(); ++s)
     if (dataset.length(s) > dataset.length(longest)) longest = s;
+  return longest;
+}
+
+std::int64_t longest_document(const Dataset& dataset) {
+  std::int64_t longest = 0;
+  for (std::int64_t s = 0; s < dataset.samples(); ++s)
+    for (const std::int64_t tokens : document_lengths(sample_length(dataset, s, false)))
+      longest = std::max(longest, tokens);
   return longest;
 }
 

@@ -56,6 +56,8 @@ class Dataset {
 SampleLength sample_length(const Dataset& dataset, std::int64_t sample, bool count_loss = true);
 /// The sample of most tokens, the first of equals.
 std::int64_t longest_sample(const Dataset& dataset);
+/// Tokens of the longest that attends to itself alone: document_lengths().
+std::int64_t longest_document(const Dataset& dataset);
 /// The sample that takes up most of a packed axis, of several the one of most tokens, the first of
 /// equals: of pairs it need not be the longest.
 SampleLength widest_sample(const Dataset& dataset, std::int64_t align);

@@ -164,6 +164,26 @@ def wrong(words):
         yield f"unknown program {program}"
 
 
+def plans_of_page(path):
+    """Words after `ballast plan` of a page's commands, those within sentences too, that any machine
+    can run: of decks here, without words that a reader or a loop fills in and files of a run."""
+
+    def elsewhere(words):
+        return re.search(r"\$|\bruns/|\.\.\.", " ".join(words))
+
+    with open(os.path.join(ROOT, path)) as file:
+        text = file.read()
+    found = [words for _, body in blocks(text) for words in commands(body)]
+    sentences = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    found += [shlex.split(line) for line in re.findall(r"`(ballast plan [^`]*)`", sentences)]
+    for words in found:
+        program, command, deck = [os.path.basename(words[0]), *words[1:3], "", ""][:3]
+        if (program, command) == ("ballast", "plan") and deck.startswith("inputs/"):
+            with open(os.path.join(ROOT, deck)) as file:
+                if not elsewhere(words) and not elsewhere(re.findall(r'"(runs/.*)"', file.read())):
+                    yield words[2:]
+
+
 def wrong_in_page(path):
     """Complaints about all commands of a page, each with its place."""
     with open(os.path.join(ROOT, path)) as file:

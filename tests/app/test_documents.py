@@ -10,7 +10,7 @@ import sys
 import tempfile
 import unittest
 
-from commands import BALLAST, ROOT, commands, wrong, wrong_in_page
+from commands import BALLAST, ROOT, commands, plans_of_page, wrong, wrong_in_page
 
 RESULTS = os.path.join(ROOT, "tests", "results")
 sys.path.insert(0, RESULTS)
@@ -42,6 +42,21 @@ class Commands(unittest.TestCase):
         ):
             found = [text for words in commands(line) for text in wrong(words)]
             self.assertEqual(len(found), 1, line)
+
+    def test_plans_that_pages_show_have_something_to_plan(self):
+        """Of one step: that all figures of the page of results come out is a test of its own."""
+        shown = [(page, words) for page in pages() for words in plans_of_page(page)]
+        self.assertIn("docs/tune.md", [page for page, _ in shown])
+        for words in {tuple(words) for page, words in shown if page != "docs/results.md"}:
+            done = subprocess.run(
+                [BALLAST, "plan", *words, "run.steps=1"],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, f"{words}: {done.stderr}")
 
     def test_decks_of_the_examples_for_slurm_pass_check(self):
         """Commands in comments of scripts: what a submission trains is sound."""

@@ -241,6 +241,35 @@ class Tune(RunCase):
             told[name] = facts["best"][0]["largest_rank_bytes"]
         self.assertGreater(told["dense"], told["blocks"] + (64 << 20))
 
+    def test_samples_too_long_for_a_gpus_choice_are_refused(self):
+        """By check and tune, and told by plan, however many ranks share them."""
+        keys = ["run.backend=cuda", "run.precision=bf16", "model.head_dim=64", "mesh.dp=1"]
+        keys += ["mesh.cp_inner=8", "data.source=lengths", "batching.method=none"]
+        table = self.out("blocks.json")
+        rules = [[{"pattern": "dense"}] * 3 + [{"pattern": "block_sparse", "blocks": 8}]] * 2
+        with open(table, "w") as f:
+            json.dump({"layers": 2, "heads": 4, "rules": rules}, f)
+        deck = self.small()
+        for tokens, most, pattern, *more in (
+            (1048576, 786432, "moba"),
+            (1100000, 1048576, "flexprefill"),
+            (2200000, 2097152, "xattention"),
+            (1100000, 1048576, "by_head", f"attention.heads={table}"),
+        ):
+            settings = [*keys, f"attention.pattern={pattern}", *more]
+            long = [f"data.lengths=[300,{tokens}]", "data.max_tokens=0"]
+            said = f"a sample of {tokens} tokens has"
+            checked = self.run_ballast(1, "check", deck, *settings, *long, status=1)
+            self.assertIn(said, checked.stderr, pattern)
+            self.assertIn("`train` would stop here", checked.stderr)
+            self.assertIn(said, self.tune(deck, *settings, *long, status=1), pattern)
+            planned = self.run_ballast(
+                1, "plan", deck, *settings, *long, "pipeline.schedule=1f1b", "run.steps=1"
+            )
+            self.assertIn(said, planned.stderr, pattern)
+            short = [f"data.lengths=[300,{tokens}]", f"data.max_tokens={most}"]
+            self.run_ballast(1, "check", deck, *settings, *short)
+
     def test_refusals(self):
         deck = self.small()
         self.assertIn("fits", self.tune(deck, "--memory", "1e-6", status=1))

@@ -63,8 +63,7 @@ AttentionWork place_pattern(const AttentionPattern& pattern, int q_heads, int kv
                             int head_dim) {
   const IndexShape shape = shape_of(pattern.arrays(), q_heads, kv_heads, head_dim);
   PlacedIndex placed;
-  placed.buffer = Tensor::empty({static_cast<std::int64_t>(held_bytes(shape))}, DType::u8,
-                                device_of(Space::cuda), MemoryCategory::workspace);
+  placed.buffer = index_memory(shape, device_of(Space::cuda));
   placed.index = bind_index(shape, placed.buffer.raw(), scratch(building_bytes(shape)));
   const auto send = [](void* to, const void* from, std::size_t bytes) {
     copy_to_gpu(to, from, bytes);

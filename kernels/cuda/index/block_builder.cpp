@@ -5,6 +5,7 @@
 
 #include "core/plan/attention/attention_pattern.hpp"
 #include "core/plan/attention/coverage.hpp"
+#include "core/plan/attention/segment_limits.hpp"
 #include "kernels/cuda/index/block_launch.hpp"
 #include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"
@@ -139,9 +140,9 @@ Routing BlockBuilder::Arrays::routing(const Tensor& q, const Tensor& means) cons
 }
 
 void BlockBuilder::Arrays::check_routes() const {
-  require(widest <= 3072,
-          "moba on CUDA: a segment of {} blocks, at most 3072; use a larger attention.moba_block",
-          widest);
+  require(widest <= kMostRoutedBlocks,
+          "moba on CUDA: a segment of {} blocks, at most {}; use a larger attention.moba_block",
+          widest, kMostRoutedBlocks);
 }
 
 Tensor BlockBuilder::coverage(const Tensor& q, const Tensor& means, double scale,
@@ -216,10 +217,10 @@ Tensor BlockBuilder::choose(const Tensor& lse, int stride, int block, double sha
   const Arrays& a = *arrays_;
   const BlockRows queries = a.queries.view();
   const int heads = static_cast<int>(lse.size(0));
-  require(a.widest <= 16384,
-          "sparse attention on CUDA: a segment of {} blocks of keys to choose from, at most 16384; "
+  require(a.widest <= kMostScoredBlocks,
+          "sparse attention on CUDA: a segment of {} blocks of keys to choose from, at most {}; "
           "with xattention use a larger attention.xattention_block",
-          a.widest);
+          a.widest, kMostScoredBlocks);
   counts = Tensor::zeros({heads}, DType::i64, *a.device, MemoryCategory::workspace);
   Tensor words = workspace({heads, queries.blocks, a.widest}, DType::i64, *a.device);
   const Tensor most = upload(of.most, *a.device);
@@ -288,7 +289,7 @@ std::vector<AttentionWork> BlockBuilder::build(const Tensor& words, int q_heads,
     // The arrays that do not depend on the choice are the builder's too.
     PlacedIndex& made = placed.emplace_back();
     made.shared = {call.key_begin, call.key_end, offsets[k]};
-    made.buffer = workspace({static_cast<std::int64_t>(held_bytes(shape))}, DType::u8, device);
+    made.buffer = index_memory(shape, device);
     made.index = bind_index(shape, made.buffer.raw(), scratch(building_bytes(shape)));
     made.index.key_begin = call.key_begin.data<std::int32_t>();
     made.index.key_end = call.key_end.data<std::int32_t>();

@@ -23,7 +23,7 @@ class BlockBuilder final : public BlockScores {
   Tensor means(const Tensor& sums) const override;
   Tensor coverage(const Tensor& q, const Tensor& means, double scale,
                   const std::vector<std::int64_t>& budgets, int told) const override;
-  /// The scale does not matter to the order.  Error: more than 3,072 pattern blocks in a segment.
+  /// The scale does not matter to the order.  Error: more than kMostRoutedBlocks in a segment.
   Tensor route(const Tensor& q, const Tensor& means, double scale,
                std::int64_t top_k) const override;
 

@@ -36,7 +36,7 @@ struct Routing {
   const void* low = nullptr;
   int q_heads = 0, kv_heads = 0, head_dim = 0;  ///< attention_head_dim()
   BlockRows at;
-  int width = 0;  ///< pattern blocks of the longest segment: at most 3,072
+  int width = 0;  ///< pattern blocks of the longest segment: at most kMostRoutedBlocks
 };
 /// words [q_heads, blocks, width]: bit i of word (h, b, j) set when row i of block b uses pattern
 /// block first[b] + j: the top_k - 1 with the highest q . mean before its own, ties to the lower

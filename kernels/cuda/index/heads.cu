@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/plan/attention/segment_limits.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/runtime/head_dims.hpp"
@@ -212,7 +213,7 @@ cudaError_t score_pooled(const Routing& x, float scale, float* scores, cudaStrea
 
 cudaError_t compare_estimates(const Likeness& x, const PatternAxes& axes, double threshold,
                               std::uint8_t* by_blocks, cudaStream_t stream) {
-  if (x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 || x.widest > 16384)
+  if (x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 || x.widest > kMostScoredBlocks)
     return cudaErrorInvalidValue;
   if (axes.segments == 0 || x.q_heads == 0) return cudaSuccess;
   const int bytes = x.widest * 12;

@@ -21,7 +21,7 @@ struct Likeness {
   const void* low = nullptr;
   const std::int64_t* columns = nullptr;  ///< [q_heads, 64 slots] of observe_mass()
   int q_heads = 0, kv_heads = 0, head_dim = 0;
-  int widest = 0;  ///< slots of the longest segment, at most 16,384
+  int widest = 0;  ///< slots of the longest segment, at most kMostScoredBlocks
   float scale = 0;
 };
 /// by_blocks [q_heads, slots], zeroed by the caller: 1 at the first slot of each segment where

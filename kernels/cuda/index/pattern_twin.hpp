@@ -20,6 +20,10 @@ struct PlacedIndex {
   std::vector<Tensor> shared;  ///< further arrays that these point to, of several twins
 };
 
+/// The buffer of an index of this shape, held_bytes() of it.  Error: more pairs of blocks than the
+/// offsets of its transposed lists, which have 32 bits, can tell apart.
+Tensor index_memory(const IndexShape& shape, Device& device);
+
 class PatternTwin final : public DevicePattern {
  public:
   PatternTwin(PatternCounts counts, PlacedIndex placed)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/plan/attention/coverage.hpp"
+#include "core/plan/attention/segment_limits.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/attention/product.cuh"
 #include "kernels/cuda/index/block_launch.hpp"
@@ -266,7 +267,7 @@ __global__ __launch_bounds__(kThreads) void coverage_kernel(const Routing x,
 
 bool unfit(const Routing& x) {
   return !attention_head_dim(x.head_dim) || x.kv_heads <= 0 || x.q_heads % x.kv_heads != 0 ||
-         x.width > 3072 || x.q_stride % 2 != 0;
+         x.width > kMostRoutedBlocks || x.q_stride % 2 != 0;
 }
 
 /// For 16 of the first `rows` rows of every block and a head a CTA, with this much dynamic shared

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/plan/attention/attention_pattern.hpp"
+#include "core/plan/attention/segment_limits.hpp"
 #include "core/plan/context/axis_range.hpp"
 #include "kernels/cuda/index/heads_launch.hpp"
 #include "kernels/cuda/index/pattern_twin.hpp"
@@ -407,7 +408,7 @@ std::vector<AttentionWork> SlashBuilder::build(const Tensor& mass, int q_heads, 
     const IndexShape shape = shape_of_shard(caps, shard);
     PlacedIndex& made = placed.emplace_back();
     made.shared = {shard.key_begin, shard.key_end};
-    made.buffer = workspace({static_cast<std::int64_t>(held_bytes(shape))}, DType::u8, device);
+    made.buffer = index_memory(shape, device);
     // First the chosen slashes, then the unsorted transpose.
     void* const building =
         scratch(std::max(slash_scratch_bytes(q_heads, axes), building_bytes(shape)));
@@ -465,8 +466,8 @@ Tensor SlashBuilder::alike(const Tensor& mass, const Tensor& queries, const Tens
   for (int s = 0; s < a.segments; ++s)
     x.widest = std::max(x.widest, a.segment_slot[s + 1] - a.segment_slot[s]);
   x.scale = static_cast<float>(scale);
-  require(x.widest <= 16384, "flexprefill on CUDA: a segment of {} keys, at most {}",
-          std::int64_t{x.widest} * kBlock, 16384 * kBlock);
+  require(x.widest <= kMostScoredBlocks, "flexprefill on CUDA: a segment of {} keys, at most {}",
+          std::int64_t{x.widest} * kBlock, kMostScoredBlocks * kBlock);
   check(compare_estimates(x, a.axes(a.own), threshold, marked.data<std::uint8_t>(), stream()),
         "comparison of pooled estimates");
   return marked;

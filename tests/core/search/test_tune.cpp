@@ -433,6 +433,26 @@ TEST(TuneSlow, SaysWhatTheTableOfCombinationsRefuses) {
   EXPECT_TRUE(any);
 }
 
+// Budgets that take the longest sample whole route nothing, so that only those stay.
+TEST(Tune, BudgetsThatNoGpuCanRouteAreLeftOut) {
+  constexpr std::int64_t kTokens = 64 * 4096;
+  Config base = deck();
+  base.run.backend = Backend::cuda, base.model.head_dim = 64;
+  base.attention.pattern = PatternKind::moba;
+  base.attention.moba_block = 64, base.attention.moba_top_k = 2048;
+  TuneInput in = input(base, 1, {kTokens});
+  in.longest_document = kTokens;
+  const TuneOptions options{.list = 2, .steps = 1, .trials = 4, .threads = 1};
+  EXPECT_THROW(tune(in, options), Error);
+  in.limits.coverage = 0.01;
+  const TuneResult found = tune(in, options);
+  ASSERT_FALSE(found.best.empty()) << nothing_fits(found, in.limits);
+  for (const Trial& t : found.best) EXPECT_GE(t.candidate.budget, 4096);
+  const ChoiceFacts& left = found.choices.at({"budget", "2048"});
+  EXPECT_EQ(left.candidates, 0);
+  EXPECT_NE(left.refused.find("4096 blocks of 64 keys"), std::string::npos) << left.refused;
+}
+
 TEST(Tune, BudgetsReachTheCoverage) {
   Config base = deck();
   base.attention.pattern = PatternKind::moba;

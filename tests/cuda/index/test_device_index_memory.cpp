@@ -88,6 +88,24 @@ class IndexMemory : public CudaTest {
   }
 };
 
+// Offsets of the transposed lists have 32 bits.  No GPU has a part in it: nothing is computed.
+TEST(IndexOffsets, MorePairsOfBlocksThanTheyCountAreRefused) {
+  cuda::IndexShape shape;
+  shape.q_tokens = shape.k_tokens = 64;
+  shape.q_heads = shape.index_heads = shape.kv_heads = 1;
+  shape.runs = shape.row_masks = 1;
+  shape.block_pairs = 1;
+  EXPECT_GT(cuda::index_memory(shape, host_device()).numel(), 0);
+  shape.block_pairs = std::int64_t{1} << 31;
+  try {
+    cuda::index_memory(shape, host_device());
+    FAIL() << "not refused";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("2147483648 pairs"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("mesh.sp"), std::string::npos) << e.what();
+  }
+}
+
 TEST_F(IndexMemory, RoutedListsTakeWhatIsCounted) {
   if (!cuda::routed_fits(kDim, 256)) GTEST_SKIP() << "routed lists have kernels for sm_90 alone";
   for (const std::vector<std::int64_t>& lengths :

@@ -62,6 +62,7 @@ TEST_F(PairsOfFiles, TheWidestNeedNotBeTheLongest) {
   EXPECT_EQ(widest_sample(*data, 1).sample, 0);
   EXPECT_EQ(widest_sample(*data, 64).sample, 2);
   EXPECT_EQ(widest_sample(*data, 64).chosen_tokens, 66);
+  EXPECT_EQ(longest_document(*data), 128);
 }
 
 TEST_F(PairsOfFiles, WhatDoesNotPairIsRefused) {
