@@ -143,7 +143,7 @@ TEST_F(CudaOrder, EveryUnitOfWorkIsTakenOnce) {
 
 TEST_F(CudaOrder, RoundsOfHeadsOverlapWhereTheyFitInL2) {
   for (const std::int64_t tokens : {5200, 8192, 20000}) {
-    for (const auto [q_heads, kv_heads] : {std::pair{16, 2}, {14, 2}, {15, 3}, {16, 16}, {5, 1}}) {
+    for (const auto& [q_heads, kv_heads] : {std::pair{16, 2}, {14, 2}, {15, 3}, {16, 16}, {5, 1}}) {
       const Axis axis = packed({tokens});
       for (const int head_dim : {64, 96, 128, 256})
         check_orders(axis, axis, q_heads, kv_heads, head_dim);
