@@ -79,7 +79,9 @@ if(BALLAST_HAVE_CUDA AND cuda_sources)
   # Opened by name, or where it lies now.
   target_compile_definitions(ballast_cuda PRIVATE
                              BALLAST_CUBLASLT="$<TARGET_FILE:CUDA::cublasLt>")
+  # Each calls the other: dispatch by device, and the host's part of a pattern's choice.
   target_link_libraries(ballast_kernels PUBLIC ballast_cuda)
+  target_link_libraries(ballast_cuda INTERFACE ballast_kernels)
 
   find_package(NCCL QUIET)
   if(NCCL_FOUND)
