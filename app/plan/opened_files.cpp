@@ -36,17 +36,27 @@ void refuse_samples_beyond_groups(const Config& config, const Dataset& data) {
           beyond, data.samples(), groups.back(), data.length(longest_sample(data)));
 }
 
+namespace {
+
+/// segment_problem() of the longest document; documents are looked at one by one only where the
+/// longest sample has one.
+std::optional<Problem> beyond_gpus(const Config& config, const Dataset& data,
+                                   const HeadTable* heads) {
+  if (!segment_problem(config, data.length(longest_sample(data)), heads)) return std::nullopt;
+  return segment_problem(config, longest_document(data), heads);
+}
+
+}  // namespace
+
 void refuse_samples_beyond_gpus(const Config& config, const Dataset& data, const HeadTable* heads) {
-  if (!segment_problem(config, data.length(longest_sample(data)), heads)) return;
-  const auto problem = segment_problem(config, longest_document(data), heads);
-  require(!problem, "{}", problem ? problem->message() : "");
+  if (const auto problem = beyond_gpus(config, data, heads)) fail("{}", problem->message());
 }
 
 std::string samples_beyond_gpus(const Config& config) {
   if (config.run.backend != Backend::cuda || !config.is_set(&Config::data)) return "";
   try {
-    const auto problem = segment_problem(config, longest_document(*open_planned_data(config)),
-                                         head_table_here(config).get());
+    const auto problem =
+        beyond_gpus(config, *open_planned_data(config), head_table_here(config).get());
     return problem ? problem->message() : "";
   } catch (const Error&) {
     return "";
