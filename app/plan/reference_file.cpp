@@ -169,7 +169,8 @@ void write_reference(const Config& config, const ModelShape& shape, const Datase
                      const ReferenceValues& values) {
   const std::string &path = config.dpo.reference, &weights = config.model.weights;
   const std::string fresh = path + ".new";
-  {
+  std::error_code error, ignored;
+  try {
     hdf5::Handle file = hdf5::create_file(fresh);
     hdf5::write_attribute(file, "format", std::string(kFormat));
     hdf5::write_attribute(file, "format_version", kVersion);
@@ -184,8 +185,11 @@ void write_reference(const Config& config, const ModelShape& shape, const Datase
     hdf5::write_vector<double>(file, "chosen", values.chosen);
     hdf5::write_vector<double>(file, "rejected", values.rejected);
     file.close(fresh);
+  } catch (const Error& e) {
+    std::filesystem::remove(fresh, ignored);
+    fail("dpo.reference: {} cannot be written: {}; look at the space and rights on its disk", path,
+         e.what());
   }
-  std::error_code error;
   std::filesystem::rename(fresh, path, error);
   require(!error, "{} cannot be renamed to {}: {}", fresh, path, error.message());
 }

@@ -123,7 +123,10 @@ hid_t native_type(DType type) {
 
 Handle create_file(const std::string& path, hid_t creation, hid_t access) {
   silence();
-  return Handle(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, access), H5Fclose,
+  const Handle direct(access == H5P_DEFAULT ? H5Pcreate(H5P_FILE_ACCESS) : H5Pcopy(access),
+                      H5Pclose, "access to " + path);
+  check(H5Pset_sieve_buf_size(direct, 0), "access to " + path);
+  return Handle(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, direct), H5Fclose,
                 "creating " + path);
 }
 

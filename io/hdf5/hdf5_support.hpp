@@ -76,8 +76,10 @@ hid_t native_type() {
 
 /// Files.  `access` is a file access property list (H5P_DEFAULT: this process alone, POSIX). Errors
 /// name the file.
+/// create_file truncates.  It has no sieve buffer: a write reaches the disk within its own call,
+/// which tells of a full disk; the buffer of small datasets would be lost in their closing.
 Handle create_file(const std::string& path, hid_t creation = H5P_DEFAULT,
-                   hid_t access = H5P_DEFAULT);  ///< truncates
+                   hid_t access = H5P_DEFAULT);
 Handle open_file(const std::string& path, bool writable = false, hid_t access = H5P_DEFAULT);
 Handle property_list(hid_t property_class);
 Handle simple_space(const std::vector<hsize_t>& dims,

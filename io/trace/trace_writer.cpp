@@ -13,10 +13,13 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <optional>
 
 #include "io/files/raw_file.hpp"
 #include "io/hdf5/hdf5_support.hpp"
 #include "io/trace/trace_columns.hpp"
+#include "parallel/comm/library_watch.hpp"
+#include "parallel/comm/waits.hpp"
 
 namespace ballast {
 namespace {
@@ -75,6 +78,14 @@ struct Table {
   hsize_t capacity = 0;
 };
 
+/// What ends a rank whose old trace HDF5 reads without an end.
+std::string endless_reading(const std::string& path) {
+  return fmt::format(
+      "ballast: rank {} on {}: HDF5 has read the trace {} for {:.1f} s (run.hang_timeout_s), which "
+      "may be damaged: move it away, and the run goes on without its earlier steps\n",
+      launched_rank(), host_name(), path, wait_limit());
+}
+
 void transfer(hid_t dataset, hid_t type, hsize_t begin, hsize_t count, void* data, bool write,
               const char* name) {
   if (count == 0) return;
@@ -108,11 +119,9 @@ struct TraceWriter::Impl {
              const_cast<void*>(data), true, name_of(table));
   }
 
-  /// Access without locks and without a sieve buffer: a write goes to the file at once and readers
-  /// are welcome.
+  /// Access without locks: readers are welcome.
   static Handle access() {
     Handle list = hdf5::property_list(H5P_FILE_ACCESS);
-    check(H5Pset_sieve_buf_size(list, 0), "file access");
 #if H5_VERSION_GE(1, 10, 7)
     check(H5Pset_file_locking(list, 0, 1), "file access");
 #endif
@@ -177,6 +186,18 @@ struct TraceWriter::Impl {
     }
   }
 
+  /// Session by session: the group's own attributes, of variable length, would be read from the
+  /// old file's heap, where damage lets HDF5 loop for ever or crash.
+  void copy_sessions(hid_t fresh) const {
+    const Handle group = hdf5::create_group(fresh, "sessions");
+    describe_sessions(group);
+    if (!file.valid()) return;
+    const Handle from = hdf5::open_group(file, "sessions");
+    for (const std::string& name : hdf5::names_in(file, "sessions"))
+      check(H5Ocopy(from, name.c_str(), group, name.c_str(), H5P_DEFAULT, H5P_DEFAULT),
+            "copying session " + name);
+  }
+
   /// HDF5 1.10 brings the process down where a copy of groups meets a full disk, so the disk is
   /// asked for room first: what the file has, and its new tables' headers.
   void require_room() const {
@@ -225,11 +246,7 @@ struct TraceWriter::Impl {
     hdf5::write_attribute(fresh, "format", std::string("ballast-trace"));
     hdf5::write_attribute(fresh, "format_version", kFormatVersion);
     describe_file(fresh);
-    if (file.valid())
-      check(H5Ocopy(file, "sessions", fresh, "sessions", H5P_DEFAULT, H5P_DEFAULT),
-            "copying sessions");
-    else
-      describe_sessions(hdf5::create_group(fresh, "sessions"));
+    copy_sessions(fresh);
     Table next[kTables];
     for (int t = 0; t < kTables; ++t) {
       next[t] = {type_of(t), {}, tables[t].rows, tables[t].capacity};
@@ -345,7 +362,9 @@ TraceWriter::TraceWriter(const std::string& dir, const TraceHeader& header)
   std::filesystem::create_directories(dir, error);
   m.path = fmt::format("{}/trace_{:05}.h5", dir, header.rank);
   m.guarded([&] {
+    std::optional<LibraryWatch> watch;
     if (std::filesystem::exists(m.path)) {
+      watch.emplace(wait_limit(), endless_reading(m.path), 1);
       const RawFile reached(m.path, true);  // one that cannot be opened may be sound
       try {
         m.read_existing();

@@ -344,6 +344,42 @@ TEST_F(TraceFile, DamagedFilesAreSetAsideAndNamed) {
   EXPECT_TRUE(fs::is_directory(path()));
 }
 
+TEST_F(TraceFile, ALostSectorNeitherHangsNorKillsACarriedOnTrace) {
+  if (world_rank() > 0) GTEST_SKIP() << "one rank's trials are enough";
+  constexpr std::size_t kSector = 512;
+  for (int start = 0; start < 2; ++start) {
+    TraceWriter writer(dir(), header_);
+    writer.events(numbered_events(10 * start, 10));
+    writer.step(start, {{"loss", 1.0}});
+    writer.plan("batch", 7, "a plan", start);
+  }
+  std::ifstream file(path(), std::ios::binary);
+  const std::string sound(std::istreambuf_iterator<char>(file), {});
+  int trials = 0;
+  for (std::size_t at = 0; at < sound.size(); at += kSector) {
+    const std::size_t bytes = std::min(kSector, sound.size() - at);
+    if (sound.find_first_not_of('\0', at) >= at + bytes) continue;
+    ++trials;
+    std::string damaged = sound;
+    damaged.replace(at, bytes, bytes, '\0');
+    std::ofstream(path(), std::ios::binary) << damaged;
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::alarm(20);
+      try {
+        TraceWriter(dir(), header_).events(numbered_events(20, 3));
+      } catch (const Error&) {  // costs the run its trace and a warning
+      }
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << "sector at " << at << ": signal " << WTERMSIG(status);
+  }
+  EXPECT_GT(trials, 10);
+}
+
 TEST_F(TraceFile, AnotherRunsFileInItsPlaceIsLeftAlone) {
   const auto bytes = [&] {
     std::ifstream file(path(), std::ios::binary);
