@@ -79,8 +79,8 @@ ballast_record() {
   restarts=${restarts:-${SLURM_RESTART_COUNT:-0}} state=${state:-unknown}
 }
 
-# ballast_requeue WHY: puts the job back into the queue, unless it is being cancelled or was there
-# too often; else prints `again`, the command that continues its run.
+# ballast_requeue WHY: puts the job back into the queue, unless it was there too often or is being
+# cancelled, or Slurm does not take it: then prints `again`, the command that continues its run.
 ballast_requeue() {
   local why=$1 job restarts state
   ballast_record 7  # a controller that fails over is away for some time
@@ -120,7 +120,7 @@ ballast_arguments() {
 # ranks; a restarted job continues from its newest checkpoint, else as it began.  Ends the script
 # with the run's status.
 ballast_train() {
-  local run=$1 status=0 resume arguments job restarts state again
+  local run=$1 status=0 resume arguments job restarts state again before after
   shift
   ballast_arguments "$@"
   ballast_record
@@ -138,7 +138,9 @@ ballast_train() {
   fi
   echo "# job $job start $((restarts + 1)) on ${SLURM_JOB_NODELIST:-?}:" \
     "ballast train ${arguments[*]} -d $run ${resume[*]}"
-  # Ranks leave together; --wait ends one that stands still after MPI's end, which no rank sees.
+  before=$(cat "$run/status.json" 2>/dev/null) || true
+  # --wait ends a rank that stands still after MPI's end, which no other rank sees; after a status
+  # of 75 --kill-on-bad-exit does.
   # Of what this script and the profile export a job of `sbatch --export` would pass on nothing.
   # shellcheck disable=SC2086
   srun --export=ALL --mpi="${BALLAST_MPI_TYPE:-pmi2}" --kill-on-bad-exit=1 --wait=120 \
@@ -151,6 +153,13 @@ ballast_train() {
   while kill -0 "$srun_pid" 2>/dev/null; do wait "$srun_pid" || true; done
   wait "$srun_pid" || status=$?
   trap '' USR1 TERM  # a second warning must not end the script before the job is back in the queue
+  # A rank that leaves later than Slurm's KillWait after the first 75 is killed, and srun's status
+  # says so; the run has stopped as a whole all the same.
+  after=$(cat "$run/status.json" 2>/dev/null) || true
+  if [ "$status" -gt 128 ] && [ "$after" != "$before" ] &&
+    grep -q '"state": *"stopped"' <<<"$after"; then
+    status=75
+  fi
   if [ "$status" = 75 ]; then
     ballast_requeue "stopped early with a checkpoint"
   elif [ -n "$warned" ] && [ "$status" = $((128 + $(kill -l USR1))) ]; then

@@ -112,7 +112,9 @@ def record(args, deck):
     if any(args.out.glob("*/log.txt")):  # otherwise no run began
         if not file.exists():
             sys.exit(f"matrix.py: {args.out} holds runs but no {file.name}; {remedy}")
-        old = json.loads(file.read_text())
+        old = stored(file)
+        if not isinstance(old, dict):
+            sys.exit(f"matrix.py: {file} is empty or damaged; {remedy}")
     # Results of the other cases stand where a case is new, or gone.
     keys = [k for k in old | made if not k.startswith("case ") or (k in old and k in made)]
     other = [key for key in keys if old and old.get(key) != made.get(key)]
@@ -123,8 +125,25 @@ def record(args, deck):
         )
     args.out.mkdir(parents=True, exist_ok=True)
     fresh = file.with_suffix(".part")
-    fresh.write_text(json.dumps(old | made, indent=1) + "\n")
+    with fresh.open("w") as out:
+        out.write(json.dumps(old | made, indent=1) + "\n")
+        out.flush()
+        os.fsync(out.fileno())  # else a loss of power leaves an empty file under the name
     fresh.replace(file)
+
+
+def stored(path):
+    """What a file of JSON holds; None where there is none, or one that is cut off."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def finished(found):
+    """Whether a result is that of a whole run: mpiexec may leave with 0 where a training was
+    stopped."""
+    return isinstance(found, dict) and found.get("finished", True)
 
 
 class Runs:
@@ -138,8 +157,8 @@ class Runs:
         return self.args.out / f"{plain(case)}-{seed}"
 
     def run(self, command, case, seed, result, *options):
-        if result.exists():
-            return json.loads(result.read_text())
+        if finished(found := stored(result)):
+            return found
         program = [self.args.program, command, str(self.args.deck), "--case", case]
         if self.args.ranks > 1:
             program = [self.args.launcher, "-n", str(self.args.ranks)] + program
@@ -148,11 +167,15 @@ class Runs:
         log = result.with_suffix(".log")
         with log.open("w") as out:
             code = subprocess.run(program, stdout=out, stderr=subprocess.STDOUT).returncode
-        if code != 0 or not fresh.exists():
-            self.failed.append(f"{command} --case {case!r}, seed {seed}: status {code}, see {log}")
+        found = stored(fresh)
+        if code != 0 or not finished(found):
+            stopped = " (stopped early: the same command goes on with it)" * isinstance(found, dict)
+            self.failed.append(
+                f"{command} --case {case!r}, seed {seed}: status {code}{stopped}, see {log}"
+            )
             return None
         fresh.replace(result)
-        return json.loads(result.read_text())
+        return found
 
     def row(self, case, seed, cases):
         """One model: trained, then asked under every case; {case: figure}."""

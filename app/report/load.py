@@ -1,7 +1,8 @@
 """Reads run folders: RUN/trace/trace_*.h5 (layout: io/trace/trace_writer.hpp), RUN/deck.toml,
 RUN/log.txt.
 
-A rank whose file is missing, truncated or damaged costs a note, never the report."""
+A rank whose file is missing, truncated or damaged costs a note and not the report, unless the
+damage brings the HDF5 library itself down."""
 import json
 import re
 import zlib
@@ -266,6 +267,9 @@ def read_rank(path):
             if "budgets" in file and int(rows["budgets"])
             else np.zeros(0, BUDGETS)
         )
+        executed = plan_steps["plan"]
+        if executed.size and not 0 <= executed.min() <= executed.max() < len(plans):
+            raise OSError("steps name plans that it does not hold")
         version = int(file.attrs["format_version"])
         if version <= FROM_0:
             _count_from_1(events, predicted, steps, plan_steps, budgets)
@@ -290,19 +294,33 @@ def session_of(trace, table, rows):
     return np.searchsorted(firsts, np.arange(rows), side="right") - 1
 
 
+def _alike(sessions):
+    """(first step, number of ranks) -> indices of the starts that have them, in their order."""
+    found = {}
+    for i, session in enumerate(sessions):
+        found.setdefault((session.segment, session.ranks), []).append(i)
+    return found
+
+
 def _number_sessions(traces):
     """Sessions of different ranks belong together when they have the same first step and number of
-    ranks, and started together: the
-    nearest such start on the rank with most sessions."""
+    ranks.  Where a rank has as many such starts as the rank with most sessions, the first is the
+    first; else a start is the one nearest in time, by as much as the other pairs say that the
+    rank's clock is ahead."""
     reference = max(traces.values(), key=lambda t: (len(t.sessions), -t.rank)).sessions
+    known = _alike(reference)
     for trace in traces.values():
-        for session in trace.sessions:
-            alike = [
-                i
-                for i, s in enumerate(reference)
-                if (s.segment, s.ranks) == (session.segment, session.ranks)
-            ] or range(len(reference))
-            session.number = min(alike, key=lambda i: abs(reference[i].started - session.started))
+        paired = {}
+        for key, own in _alike(trace.sessions).items():
+            if len(own) == len(known.get(key, [])):
+                paired |= zip(own, known[key])
+        ahead = [trace.sessions[i].started - reference[j].started for i, j in paired.items()]
+        offset = float(np.median(ahead)) if ahead else 0.0
+        for i, session in enumerate(trace.sessions):
+            others = known.get((session.segment, session.ranks)) or range(len(reference))
+            session.number = paired.get(
+                i, min(others, key=lambda j: abs(reference[j].started + offset - session.started))
+            )
 
 
 def _keep_latest(traces, notes):

@@ -194,6 +194,42 @@ class Matrix(RunCase):
             continued = "continues" in (folder / "train.log").read_text()
             self.assertEqual(continued, kept > 0)
 
+    def test_a_launcher_that_hides_a_stop_and_results_that_are_cut_off(self):
+        """MPICH's mpiexec may leave with 0 where the program left with 75."""
+        seen = self.folder / "seen"
+        program = self.folder / "program"
+        program.write_text(
+            f"""#!/bin/sh
+if [ "$1" = train ] && [ ! -e '{seen}' ]; then
+  touch '{seen}'
+  '{BALLAST}' "$@" -t 0:00:01 run.steps=1000000
+  exit 0
+fi
+exec '{BALLAST}' "$@"
+"""
+        )
+        program.chmod(0o755)
+        more = ("--only", "values: dense", "--program", str(program))
+        first = self.matrix(self.deck_file, *more)
+        folder = self.folder / "m/values__dense-1"
+        self.assertFalse(json.loads((folder / "train.part").read_text())["finished"])
+        self.assertEqual(first.returncode, 1, first.stdout)
+        self.assertIn("stopped early", first.stderr)
+        self.assertFalse((folder / "train.json").exists())
+        for state in ("stopped", "cut off"):
+            if state == "cut off":
+                (folder / "train.json").write_text("")
+            # The checkpoint of the stop is past the deck's last step.
+            for file in folder.glob("checkpoints/*"):
+                file.unlink()
+            again = self.matrix(self.deck_file, *more)
+            self.assertEqual(again.returncode, 0, state + again.stderr)
+            self.assertTrue(json.loads((folder / "train.json").read_text())["finished"])
+        (self.folder / "m/made_with.json").write_text("")
+        again = self.matrix(self.deck_file, *more)
+        self.assertEqual(again.returncode, 1)
+        self.assertIn("made_with.json is empty or damaged; choose another", again.stderr)
+
     @staticmethod
     def plain(name):
         return "".join(c if c.isalnum() or c in "-." else "_" for c in name)

@@ -131,6 +131,10 @@ printf ' %s' srun "$@" >>"$CALLS"
 echo >>"$CALLS"
 echo "cpus of a task: ${SRUN_CPUS_PER_TASK:-}" >>"$CALLS"
 [ -z "$SRUN_WARNS" ] || kill -USR1 "$PPID"
+if [ -n "$SRUN_STATE" ]; then
+  mkdir -p runs/a-7
+  printf '{"state": "%s", "step": %s}\n' "$SRUN_STATE" "$$" >runs/a-7/status.json
+fi
 exit "${SRUN_STATUS:-0}"
 STAND_IN
 cat >"$folder/slurm/scontrol" <<'STAND_IN'
@@ -176,6 +180,11 @@ printf 'kill() { builtin kill "$@" && sleep 0.3; }\n' >"$folder/late.sh"
 check "train.sbatch has srun's status where a signal comes as it leaves" 75 'requeued' \
   batch BALLAST_PROFILE="$folder/late.sh" SRUN_WARNS=1 SRUN_STATUS=75 "$train" a.toml
 check "  and requeues the job" 0 '^scontrol requeue 7$' called
+check "train.sbatch goes by the run's word where Slurm killed a rank that left late" 75 requeued \
+  batch SRUN_STATE=stopped SRUN_STATUS=137 "$train" a.toml
+check "  but not by that of an earlier start" 137 '' batch SRUN_STATUS=137 "$train" a.toml
+check "  nor where the run failed" 137 '' batch SRUN_STATE=failed SRUN_STATUS=137 "$train" a.toml
+rm -r "$folder/area/runs"
 echo 'sleep() { echo "slept $1"; }' >"$folder/quick.sh"
 check "train.sbatch has srun's status where Slurm does not answer" 75 'is unknown: not requeued' \
   batch BALLAST_PROFILE="$folder/quick.sh" SCONTROL_FAILS=1 SRUN_STATUS=75 "$train" a.toml

@@ -164,7 +164,7 @@ class DamagedRuns(RunTest):
         self.assertAlmostEqual(self.metrics(run / "report")["loss"], 2)
 
     def test_truncated_and_foreign_files_are_noted(self):
-        for damage in ("truncate", "text", "empty", "other hdf5", "enum"):
+        for damage in ("truncate", "text", "empty", "other hdf5", "enum", "plan"):
             run = known_run(self.folder / damage)
             victim = run / "trace" / "trace_00001.h5"
             if damage == "truncate":
@@ -178,6 +178,11 @@ class DamagedRuns(RunTest):
                     rows = file["events"][:]
                     rows["kind"] = 99
                     file["events"][...] = rows
+            elif damage == "plan":  # one bit of it
+                with h5py.File(victim, "r+") as file:
+                    rows = file["plan_steps"][:]
+                    rows["plan"][0] ^= 64
+                    file["plan_steps"][...] = rows
             else:
                 victim.write_text("" if damage == "empty" else "no HDF5")
             text = self.report(run, draw=False)
@@ -460,6 +465,12 @@ class Starts(unittest.TestCase):
 
     def test_of_two_starts_from_one_checkpoint_the_nearest_in_time_is_meant(self):
         found = self.numbers([(0, 2, 100), (4, 2, 200), (4, 2, 300)], [(0, 2, 101), (4, 2, 301)])
+        self.assertEqual(found, [[0, 1, 2], [0, 2]])
+
+    def test_a_clock_that_is_ahead_does_not_matter(self):
+        found = self.numbers([(4, 2, 100), (4, 2, 103)], [(4, 2, 140), (4, 2, 143)])
+        self.assertEqual(found, [[0, 1], [0, 1]])
+        found = self.numbers([(0, 2, 100), (4, 2, 200), (4, 2, 300)], [(0, 2, 40), (4, 2, 241)])
         self.assertEqual(found, [[0, 1, 2], [0, 2]])
 
 
