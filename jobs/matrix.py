@@ -165,13 +165,15 @@ class Runs:
         fresh = result.with_suffix(".part")
         program += [*options, "--json", str(fresh), f"run.seed={seed}", *self.args.overrides]
         log = result.with_suffix(".log")
+        fresh.unlink(missing_ok=True)  # an earlier start's says nothing of this one
         with log.open("w") as out:
             code = subprocess.run(program, stdout=out, stderr=subprocess.STDOUT).returncode
         found = stored(fresh)
         if code != 0 or not finished(found):
-            stopped = " (stopped early: the same command goes on with it)" * isinstance(found, dict)
+            stopped = isinstance(found, dict) and not finished(found)
+            remedy = " (stopped early: the same command goes on with it)" * stopped
             self.failed.append(
-                f"{command} --case {case!r}, seed {seed}: status {code}{stopped}, see {log}"
+                f"{command} --case {case!r}, seed {seed}: status {code}{remedy}, see {log}"
             )
             return None
         fresh.replace(result)

@@ -173,7 +173,7 @@ class Matrix(RunCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("made_with.json", done.stderr)
 
-    def test_a_training_that_was_stopped_goes_on(self):
+    def test_a_training_that_was_killed_goes_on(self):
         more = ("--only", "values: dense", "checkpoint.every_steps=1")
         whole = self.matrix(self.deck_file, *more)
         self.assertEqual(whole.returncode, 0, whole.stderr)
@@ -196,37 +196,46 @@ class Matrix(RunCase):
 
     def test_a_launcher_that_hides_a_stop_and_results_that_are_cut_off(self):
         """MPICH's mpiexec may leave with 0 where the program left with 75."""
-        seen = self.folder / "seen"
         program = self.folder / "program"
         program.write_text(
             f"""#!/bin/sh
-if [ "$1" = train ] && [ ! -e '{seen}' ]; then
-  touch '{seen}'
-  '{BALLAST}' "$@" -t 0:00:01 run.steps=1000000
-  exit 0
-fi
-exec '{BALLAST}' "$@"
+[ "$1" = train ] || exec '{BALLAST}' "$@"
+case $(cat '{self.folder}/next') in
+  stop) '{BALLAST}' "$@" -t 0:00:01 run.steps=1000000; exit 0 ;;
+  fail) exit 1 ;;
+  *) exec '{BALLAST}' "$@" run.steps=$(cat '{self.folder}/next') ;;
+esac
 """
         )
         program.chmod(0o755)
-        more = ("--only", "values: dense", "--program", str(program))
-        first = self.matrix(self.deck_file, *more)
         folder = self.folder / "m/values__dense-1"
-        self.assertFalse(json.loads((folder / "train.part").read_text())["finished"])
+
+        def start(how):
+            (self.folder / "next").write_text(str(how))
+            return self.matrix(self.deck_file, "--only", "values: dense", "--program", str(program))
+
+        first = start("stop")
+        stopped = json.loads((folder / "status.json").read_text())
+        self.assertEqual(stopped["state"], "stopped")
         self.assertEqual(first.returncode, 1, first.stdout)
-        self.assertIn("stopped early", first.stderr)
+        self.assertIn("status 0 (stopped early: the same command goes on", first.stderr)
         self.assertFalse((folder / "train.json").exists())
-        for state in ("stopped", "cut off"):
-            if state == "cut off":
+        failed = start("fail")
+        self.assertIn("status 1, see", failed.stderr)
+        # The stopped training goes on, and so does one whose result does not say that it is whole.
+        for state, last in ("stopped", 3), ("empty", 6), ("unfinished", 9):
+            if state == "empty":
                 (folder / "train.json").write_text("")
-            # The checkpoint of the stop is past the deck's last step.
-            for file in folder.glob("checkpoints/*"):
-                file.unlink()
-            again = self.matrix(self.deck_file, *more)
+            elif state == "unfinished":
+                (folder / "train.json").write_text('{"finished": false}')
+            again = start(stopped["step"] + last)
             self.assertEqual(again.returncode, 0, state + again.stderr)
-            self.assertTrue(json.loads((folder / "train.json").read_text())["finished"])
+            self.assertIn("# continues", (folder / "train.log").read_text())
+            trained = json.loads((folder / "train.json").read_text())
+            self.assertEqual(trained["step"], stopped["step"] + last)
+            self.assertTrue(trained["finished"])
         (self.folder / "m/made_with.json").write_text("")
-        again = self.matrix(self.deck_file, *more)
+        again = start("fail")
         self.assertEqual(again.returncode, 1)
         self.assertIn("made_with.json is empty or damaged; choose another", again.stderr)
 
