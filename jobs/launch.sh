@@ -79,8 +79,8 @@ ballast_record() {
   restarts=${restarts:-${SLURM_RESTART_COUNT:-0}} state=${state:-unknown}
 }
 
-# ballast_requeue WHY: puts the job back into the queue, unless it was there too often or is being
-# cancelled, or Slurm does not take it: then prints `again`, the command that continues its run.
+# ballast_requeue WHY: puts the job back into the queue.  Where it is being cancelled or was there
+# too often, or Slurm does not take it, prints `again`, the command that continues its run.
 ballast_requeue() {
   local why=$1 job restarts state
   ballast_record 7  # a controller that fails over is away for some time
@@ -89,7 +89,8 @@ ballast_requeue() {
   if [ "$state" != RUNNING ]; then
     echo "# job $job is $state: not requeued; unless squeue shows it again, continue with: $again"
   elif [ "$restarts" -ge "${BALLAST_MAX_RESTARTS:-50}" ]; then
-    echo "# job $job was restarted $restarts times (BALLAST_MAX_RESTARTS): not requeued"
+    echo "# job $job was restarted $restarts times (BALLAST_MAX_RESTARTS): not requeued;" \
+      "continue with: $again"
   else
     echo "# job $job $why: requeued"
     scontrol requeue "$job" ||
@@ -153,10 +154,11 @@ ballast_train() {
   while kill -0 "$srun_pid" 2>/dev/null; do wait "$srun_pid" || true; done
   wait "$srun_pid" || status=$?
   trap '' USR1 TERM  # a second warning must not end the script before the job is back in the queue
-  # A rank that leaves later than Slurm's KillWait after the first 75 is killed, and srun's status
-  # says so; the run has stopped as a whole all the same.
+  # A rank that leaves later than Slurm's KillWait after the first 75 is killed, and others may fail
+  # in MPI's end for want of it: srun has their status.  The run has stopped as a whole all the
+  # same; a rank that fails before leaves the word `failed`.
   after=$(cat "$run/status.json" 2>/dev/null) || true
-  if [ "$status" -gt 128 ] && [ "$after" != "$before" ] &&
+  if [ "$status" != 0 ] && [ "$after" != "$before" ] &&
     grep -q '"state": *"stopped"' <<<"$after"; then
     status=75
   fi

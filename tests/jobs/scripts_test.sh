@@ -182,6 +182,8 @@ check "train.sbatch has srun's status where a signal comes as it leaves" 75 'req
 check "  and requeues the job" 0 '^scontrol requeue 7$' called
 check "train.sbatch goes by the run's word where Slurm killed a rank that left late" 75 requeued \
   batch SRUN_STATE=stopped SRUN_STATUS=137 "$train" a.toml
+check "  or another failed in MPI's end" 75 requeued \
+  batch SRUN_STATE=stopped SRUN_STATUS=1 "$train" a.toml
 check "  but not by that of an earlier start" 137 '' batch SRUN_STATUS=137 "$train" a.toml
 check "  nor where the run failed" 137 '' batch SRUN_STATE=failed SRUN_STATUS=137 "$train" a.toml
 rm -r "$folder/area/runs"
@@ -198,6 +200,9 @@ check "train.sbatch takes the record of an scontrol that says more at once" 75 '
 check "train.sbatch says how a job goes on that it does not requeue" 75 \
   "is COMPLETING: .*: BALLAST_RESUME=1 BALLAST_RUN=.*a-7 sbatch $train a.toml run.name=.\"a\\\\ b" \
   batch RECORD_STATE=COMPLETING SRUN_STATUS=75 "$train" a.toml 'run.name="a b"'
+check "  nor where that was done too often" 75 \
+  '# job 7 was restarted 50 times .*: BALLAST_RESUME=1 BALLAST_RUN=.*a-7 sbatch .* a.toml$' \
+  batch RECORD_RESTARTS=50 SRUN_STATUS=75 "$train" a.toml
 check "a job that an array's element submitted stops early" 75 '# job 7 stopped early' \
   batch SLURM_ARRAY_JOB_ID=79 SLURM_ARRAY_TASK_ID=0 RECORD_ARRAY= SRUN_STATUS=75 "$train" a.toml
 check "  and requeues itself" 0 '^scontrol requeue 7$' called
