@@ -11,7 +11,7 @@ import prediction
 import ring
 import scalars
 import starts
-from load import BESIDE, KINDS, USEFUL, code, codes, parse_deck, step_plans
+from load import BESIDE, HEAD_PATTERNS, KINDS, USEFUL, code, codes, parse_deck, step_plans
 
 # Step-time split: category -> kinds, by exclusive time, in the order of stacking.
 CATEGORIES = {
@@ -106,11 +106,6 @@ class Analysis:
     prediction: object = None  # prediction.Prediction, None without predicted ops
     scalars: dict = field(default_factory=dict)  # name -> (steps, values)
     verdict: object = None  # verdict.Verdict
-
-
-# What a head computes where heads differ, as the trace's kinds count
-# (core/plan/attention/head_rules).
-HEAD_PATTERNS = ("dense", "a_shape", "vertical_slash", "block_sparse")
 
 
 def analyse(run):

@@ -2,8 +2,7 @@
 import numpy as np
 
 import metrics
-from analysis import HEAD_PATTERNS
-from load import rows_by
+from load import HEAD_PATTERNS, rows_by
 from plot import bars, heat, line, names, of_ranks, panel, some, stepped
 from style import MUTED, SERIES, seconds_unit, series
 

@@ -1,9 +1,10 @@
 """Reads run folders: RUN/trace/trace_*.h5 (layout: io/trace/trace_writer.hpp), RUN/deck.toml,
 RUN/log.txt.
 
-A rank whose file is missing, truncated or damaged costs a note and not the report, unless the
-damage brings the HDF5 library itself down."""
+A rank whose file is missing, truncated or damaged costs a note and not the report, also where the
+damage brings the HDF5 library down."""
 import json
+import math
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+import apart
 import old_plans
 from style import number_ranges
 
@@ -24,6 +26,9 @@ FROM_0 = 4
 # from them, and cost what copy_wait says.
 KINDS, USEFUL, BESIDE = [], set(), set()
 MOST_RANKS = 1 << 20  # more is damage
+# What a head computes where heads differ, as column kind of budgets counts
+# (core/plan/attention/head_rules).
+HEAD_PATTERNS = ("dense", "a_shape", "vertical_slash", "block_sparse")
 BUDGETS = [
     ("step", "i4"),
     ("micro_batch", "i4"),
@@ -139,6 +144,18 @@ def _text(value):
     )
 
 
+def _require(sound, problem):
+    if not sound:
+        raise OSError(problem)
+
+
+def _used(file, rows, table):
+    """Rows in use of a table, 0 where the format has none of the name."""
+    used = int(rows[table]) if table in file else 0
+    _require(not used or 0 < used <= len(file[table]), f"it lacks rows of its {table}")
+    return used
+
+
 def _sessions(file):
     sessions = []
     for key in sorted(file["sessions"], key=int):
@@ -166,6 +183,24 @@ def _sessions(file):
     return sessions
 
 
+def _require_sound_sessions(sessions, rank, rows):
+    """`rows`: table -> rows in use."""
+    _require(sessions, "no session")
+    for s in sessions:
+        _require(
+            s.rank == rank
+            and 0 <= s.rank < s.ranks <= MOST_RANKS
+            and math.prod(s.mesh.values()) == s.ranks
+            and all(0 <= place < s.mesh[degree] for degree, place in s.at.items()),
+            "its rank, number of ranks and mesh contradict each other",
+        )
+        _require(math.isfinite(s.started), "a session has no time")
+    for table, used in rows.items():
+        firsts = [s.first.get(table, 0) for s in sessions]
+        in_order = firsts[0] == 0 and firsts == sorted(firsts) and firsts[-1] <= used
+        _require(in_order, f"its sessions contradict the rows of its {table}")
+
+
 def _events(file, rows, table="events"):
     dataset = file[table]
     dtype = dataset.dtype
@@ -180,8 +215,7 @@ def _events(file, rows, table="events"):
             KINDS.append(name)
         lookup[value] = code(name)
     kind = events["kind"].astype(int)
-    if kind.size and (kind.min() < 0 or kind.max() >= lookup.size):
-        raise OSError("event kinds out of range")
+    _require(np.isin(kind, list(names)).all(), "event kinds out of range")
     fields = [
         (name, dtype[name].base if name != "kind" else np.dtype("i4")) for name in dtype.names
     ]
@@ -198,11 +232,11 @@ def _events(file, rows, table="events"):
 
 def _plans(file, rows):
     """Plans by kind and hash; of formats that held prose the same values."""
-    if not int(rows["plans"]):
+    if not rows["plans"]:
         return []
-    stored = file["plan_text"][: int(rows["plan_text"])].tobytes()
+    stored = file["plan_text"][: rows["plan_text"]].tobytes()
     plans = []
-    for p in file["plans"][: int(rows["plans"])]:
+    for p in file["plans"][: rows["plans"]]:
         text = stored[int(p["begin"]) : int(p["begin"]) + int(p["bytes"])]
         kind, number = _text(p["kind"]), int(p["hash"])
         if "text_bytes" in p.dtype.names:
@@ -231,46 +265,45 @@ def _count_plans_from_1(plans):
 def read_rank(path):
     """One file.  Returns (RankTrace, notes); raises OSError, KeyError or ValueError when it cannot
     be read."""
-    if not Path(path).is_file():  # opening a FIFO waits forever
-        raise OSError("no regular file")
+    path = Path(path)
+    _require(path.is_file(), "no regular file")  # opening a FIFO waits forever
     notes = []
     with h5py.File(path, "r") as file:
-        if _text(file.attrs.get("format", "")) != "ballast-trace":
-            raise OSError("not a Ballast trace")
-        if int(file.attrs["format_version"]) not in FORMAT_VERSIONS:
-            raise OSError(
-                f"format version {int(file.attrs['format_version'])}, this report reads versions"
+        _require(_text(file.attrs.get("format", "")) == "ballast-trace", "not a Ballast trace")
+        version = int(file.attrs["format_version"])
+        _require(
+            version in FORMAT_VERSIONS,
+            (
+                f"format version {version}, this report reads versions"
                 f" {', '.join(map(str, FORMAT_VERSIONS))}"
-            )
-        rows = file["rows"][()]
+            ),
+        )
+        stored = file["rows"][()]
+        rows = {table: _used(file, stored, table) for table in stored.dtype.names}
         sessions = _sessions(file)
-        if not sessions:
-            raise OSError("no session")
-        if not all(0 <= s.rank < s.ranks <= MOST_RANKS for s in sessions):
-            raise OSError("rank and number of ranks contradict each other")
-        events, sound = _events(file, int(rows["events"]))
+        own = int(path.stem.partition("_")[2])
+        _require_sound_sessions(sessions, own, rows)
+        events, sound = _events(file, rows["events"])
         if not sound.all():
             notes.append(
                 f"{path.name}: {int((~sound).sum())} events without sound times are left out"
             )
-        predicted = (
-            _events(file, int(rows["predicted"]), "predicted")[0]
-            if "predicted" in file and int(rows["predicted"])
-            else events[:0]
-        )
-        table = file["steps"][: int(rows["steps"])]
+        predicted = events[:0]
+        if rows.get("predicted"):
+            predicted, timed = _events(file, rows["predicted"], "predicted")
+            _require(timed.all(), "simulated ops without sound times")
+        table = file["steps"][: rows["steps"]]
         steps = {name: table[name] for name in table.dtype.names}
         plans = _plans(file, rows)
-        plan_steps = file["plan_steps"][: int(rows["plan_steps"])]
-        budgets = (
-            file["budgets"][: int(rows["budgets"])]
-            if "budgets" in file and int(rows["budgets"])
-            else np.zeros(0, BUDGETS)
-        )
-        executed = plan_steps["plan"]
-        if executed.size and not 0 <= executed.min() <= executed.max() < len(plans):
-            raise OSError("steps name plans that it does not hold")
-        version = int(file.attrs["format_version"])
+        plan_steps = file["plan_steps"][: rows["plan_steps"]]
+        named = (plan_steps["plan"] >= 0) & (plan_steps["plan"] < len(plans))
+        _require(named.all(), "steps name plans that it does not hold")
+        budgets = np.zeros(0, BUDGETS)
+        if rows.get("budgets"):
+            budgets = file["budgets"][: rows["budgets"]]
+        if "kind" in budgets.dtype.names:
+            known = (budgets["kind"] >= -1) & (budgets["kind"] < len(HEAD_PATTERNS))
+            _require(known.all(), "budgets of unknown patterns")
         if version <= FROM_0:
             _count_from_1(events, predicted, steps, plan_steps, budgets)
             _count_plans_from_1(plans)
@@ -446,6 +479,15 @@ def shown(text):
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def _read(path):
+    """(the rank's trace or None, notes, KINDS, USEFUL, BESIDE): what another process needs."""
+    try:
+        trace, notes = read_rank(path)
+    except Exception as error:  # h5py raises many kinds; one file costs that file
+        trace, notes = None, [f"{path.name} cannot be read and is left out: {error}"]
+    return trace, notes, KINDS, USEFUL, BESIDE
+
+
 def load_run(path):
     path = Path(path)
     if not path.is_dir():
@@ -453,13 +495,20 @@ def load_run(path):
     folder = path / "trace" if (path / "trace").is_dir() else path
     files = sorted(folder.glob("trace_*.h5"))
     notes, traces = [], {}
-    for file in files:
-        try:
-            trace, more = read_rank(file)
+    for file, read in apart.each(_read, files):
+        if isinstance(read, apart.Death):
+            notes.append(
+                f"{file.name} cannot be read and is left out: reading it brought its process down"
+                f" ({read.reason})"
+            )
+            continue
+        trace, more, kinds, useful, beside = read
+        notes += more
+        KINDS[:] = kinds
+        USEFUL.update(useful)
+        BESIDE.update(beside)
+        if trace:
             traces[trace.rank] = trace
-            notes += more
-        except Exception as error:  # h5py raises many kinds; one file costs that file
-            notes.append(f"{file.name} cannot be read and is left out: {error}")
     for file in sorted(folder.glob("trace_*.damaged")):
         notes.append(f"{file.name} was damaged when the run restarted; its events are not shown")
     if not traces:

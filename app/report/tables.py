@@ -6,8 +6,8 @@ import numpy as np
 
 import metrics
 import starts
-from analysis import CATEGORIES, HEAD_PATTERNS, step_seconds
-from load import COORDINATES
+from analysis import CATEGORIES, step_seconds
+from load import COORDINATES, HEAD_PATTERNS
 from output import writing
 from prediction import OPS
 from style import number_ranges

@@ -3,6 +3,8 @@ import csv
 import json
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -164,7 +166,7 @@ class DamagedRuns(RunTest):
         self.assertAlmostEqual(self.metrics(run / "report")["loss"], 2)
 
     def test_truncated_and_foreign_files_are_noted(self):
-        for damage in ("truncate", "text", "empty", "other hdf5", "enum", "plan"):
+        for damage in ("truncate", "text", "empty", "other hdf5", "enum"):
             run = known_run(self.folder / damage)
             victim = run / "trace" / "trace_00001.h5"
             if damage == "truncate":
@@ -178,15 +180,65 @@ class DamagedRuns(RunTest):
                     rows = file["events"][:]
                     rows["kind"] = 99
                     file["events"][...] = rows
-            elif damage == "plan":  # one bit of it
-                with h5py.File(victim, "r+") as file:
-                    rows = file["plan_steps"][:]
-                    rows["plan"][0] ^= 64
-                    file["plan_steps"][...] = rows
             else:
                 victim.write_text("" if damage == "empty" else "no HDF5")
             text = self.report(run, draw=False)
             self.assertIn("trace_00001.h5 cannot be read", text, damage)
+            self.assertEqual(self.metrics(run / "report")["ranks_read"], 1)
+
+    def test_a_file_that_brings_hdf5_down_is_noted(self):
+        import load
+
+        run = known_run(self.folder / "run")
+        read_rank = load.read_rank
+
+        def read(path):  # what HDF5 does with some damaged files
+            if path.name == "trace_00000.h5":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return read_rank(path)
+
+        with unittest.mock.patch("load.read_rank", read):
+            text = self.report(run, draw=False)
+        self.assertIn("trace_00000.h5 cannot be read and is left out: reading it brought", text)
+        self.assertIn("(SIGKILL)", text)
+        self.assertAlmostEqual(self.metrics(run / "report")["loss"], 2)
+
+    def test_numbers_that_cannot_be_are_noted(self):
+        """One number of rank 1's file, by table and column; of sessions by attribute."""
+        made = [Rank(r, 2, {"dp": 2}, {"dp": r}) for r in range(2)]
+        for r in made:
+            r.event("step", 0, 1, step=0)
+            r.event("forward", 0, 0.5, step=0, mb=0)
+            r.predicted("forward", 0, 1, step=0, mb=0)
+            r.budget(0, 0, 0, 4, 10, 20, kind=2)
+            r.plan("step", 5, 0, synthetic.batch_plan((0, 1, [8])))
+        sound = synthetic.write(self.folder / "sound", made)
+        self.assertNotIn("cannot be read", self.report(sound, draw=False))
+        for table, column, value, problem in (
+            ("rows", "events", -1, "lacks rows of its events"),
+            ("rows", "steps", 1 << 20, "lacks rows of its steps"),
+            ("plan_steps", "plan", 64, "steps name plans"),
+            ("plan_steps", "plan", -1, "steps name plans"),
+            ("predicted", "end_s", np.nan, "ops without sound times"),
+            ("budgets", "kind", 1 << 30, "budgets of unknown patterns"),
+            ("sessions", "rank", 0, "mesh contradict"),
+            ("sessions", "ranks", 3, "mesh contradict"),
+            ("sessions", "mesh.dp", 1 << 50, "mesh contradict"),
+            ("sessions", "at.dp", 2, "mesh contradict"),
+            ("sessions", "first_events", 1, "rows of its events"),
+            ("sessions", "started_unix_s", np.nan, "no time"),
+        ):
+            run = self.folder / f"{table}_{column}_{value}"
+            shutil.copytree(sound / "trace", run / "trace")
+            with h5py.File(run / "trace" / "trace_00001.h5", "r+") as file:
+                if table == "sessions":
+                    file["sessions/000"].attrs.modify(column, value)
+                else:
+                    rows = file[table][()]
+                    rows[column] = value
+                    file[table][...] = rows
+            text = self.report(run, draw=False)
+            self.assertRegex(text, f"trace_00001.h5 cannot be read and is left out: .*{problem}")
             self.assertEqual(self.metrics(run / "report")["ranks_read"], 1)
 
     def test_fifos_are_noted_and_not_waited_for(self):
