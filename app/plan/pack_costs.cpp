@@ -1,48 +1,97 @@
 #include "app/plan/pack_costs.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 
 #include "app/plan/planned_run.hpp"
+#include "core/base/division.hpp"
 #include "core/config/run_options.hpp"
 #include "core/config/step_options.hpp"
 #include "core/model/fp8_specs.hpp"
 #include "core/model/tensor_specs.hpp"
-#include "core/predict/memory_replay.hpp"
 #include "core/predict/micro_batch_times.hpp"
+#include "core/predict/step_memory.hpp"
 #include "core/predict/table_costs.hpp"
 
 namespace ballast {
 namespace {
 
-/// Peak of one rank's part of a pack, forward and backward, with what `stage` (all layers) holds;
-/// activations as measured where the table has them.
-double rank_bytes(const RunOptions& options, const StageMemory& stage, std::int64_t tokens,
-                  int ranks, int layers, const TableCosts* table) {
-  const MeshShape& mesh = options.mesh;
-  StageMemory in = stage;
-  in.recompute = {Recompute::full, layers};
-  RankMicroBatch part;
-  part.split = joined_split(mesh, ranks, options.model.query_heads);
-  part.shard_tokens = part.hop_tokens = (tokens + part.split.ring() - 1) / part.split.ring();
-  part.tokens = (part.shard_tokens + part.split.sp - 1) / part.split.sp;
-  part.longest = tokens;
-  auto bytes = static_cast<double>(
-      replay_memory(in, {{{OpKind::forward}, {OpKind::backward}}, {part}}).total());
-  const auto correct = [&](bool recomputed, double of_layers) {
-    const double measured =
-        table ? table->activation_bytes(part.tokens, recomputed ? Recompute::full : Recompute::none)
-              : 0;
-    Keep keep = recomputed ? Keep::input : Keep::all;
-    if (in.fp8) keep = fp8_keep(keep, in.model);
-    if (measured > 0)
-      bytes += of_layers *
-               (measured - static_cast<double>(kept_bytes(in.model, part.tokens, in.type, keep)));
-  };
-  correct(false, static_cast<double>(in.layers - layers));
-  correct(true, layers);
-  return bytes;
+/// A step in which the ranks run packs of every group, one after the other: first some a little
+/// shorter, as samples make them, so that full ones need larger buffers beside those that are left.
+Batch full_packs(std::span<const PackGroup> groups, int dp, std::int64_t align) {
+  Batch batch;
+  batch.micro_batches.resize(static_cast<std::size_t>(dp));
+  std::int64_t sample = 0;
+  for (const int round : {0, 1, 2})
+    for (const PackGroup& group : groups)
+      for (int d = 0; d < dp; ++d) {
+        MicroBatch& pack = batch.micro_batches[static_cast<std::size_t>(d)].emplace_back();
+        pack.sp = group.ranks;
+        pack.recompute_layers = group.recompute_layers;
+        pack.align = align;
+        const std::int64_t short_by = round == 0 ? group.tokens / 512 : 0;
+        if (d % group.ranks == 0) pack.segments = {{sample++, 0, group.tokens - short_by, 0}};
+      }
+  return batch;
 }
+
+/// Bytes that activations of a full pack take more on a rank where `table` has measured them.
+double measured_more(const RunOptions& options, const StageMemory& stage, const PackGroup& group,
+                     const TableCosts& table) {
+  const ContextSplit split = joined_split(options.mesh, group.ranks, options.model.query_heads);
+  const std::int64_t tokens = divided_up(divided_up(group.tokens, split.ring()), split.sp);
+  double more = 0;
+  const auto correct = [&](Recompute mode, std::int64_t layers) {
+    const double measured = table.activation_bytes(tokens, mode);
+    Keep keep = mode == Recompute::full ? Keep::input : Keep::all;
+    if (stage.fp8) keep = fp8_keep(keep, stage.model);
+    if (measured > 0)
+      more += static_cast<double>(layers) *
+              (measured - static_cast<double>(kept_bytes(stage.model, tokens, stage.type, keep)));
+  };
+  correct(Recompute::none, stage.layers - group.recompute_layers);
+  correct(Recompute::full, group.recompute_layers);
+  return more;
+}
+
+/// Peak of the fullest rank by the memory that `check` states; activations as measured where the
+/// table has them.
+class PackBytes {
+ public:
+  PackBytes(const Config& config, const RunOptions& options, SimulationOptions simulation,
+            std::shared_ptr<const Costs> costs)
+      : options_(options),
+        simulation_(std::move(simulation)),
+        costs_(std::move(costs)),
+        table_(std::dynamic_pointer_cast<const TableCosts>(costs_)) {
+    simulation_.memory = stage_memories(config, options);  // one: pp is 1
+    step_ = step_options(config, options, simulation_, *costs_);
+  }
+  PackBytes(const PackBytes&) = delete;  // options of a step refer to what is beside them
+  PackBytes& operator=(const PackBytes&) = delete;
+
+  double operator()(std::span<const PackGroup> groups) const {
+    const Batch batch = full_packs(groups, options_.mesh.dp, options_.layout.rule.align);
+    return of_steps({plan_batch_step(batch, step_)}, groups);
+  }
+  /// Over steps of packs of these groups.
+  double of_steps(const std::vector<StepPlan>& steps, std::span<const PackGroup> groups) const {
+    if (simulation_.memory.empty()) return 0;
+    double more = -std::numeric_limits<double>::infinity();
+    for (const PackGroup& group : groups)
+      more = std::max(
+          more, table_ ? measured_more(options_, simulation_.memory.front(), group, *table_) : 0);
+    return static_cast<double>(run_memory(steps, simulation_).front().total()) + more;
+  }
+
+ private:
+  RunOptions options_;
+  SimulationOptions simulation_;
+  std::shared_ptr<const Costs> costs_;
+  std::shared_ptr<const TableCosts> table_;
+  StepOptions step_;
+};
 
 }  // namespace
 
@@ -67,11 +116,11 @@ std::optional<PackCosts> pack_costs(const Config& config, std::vector<std::strin
     const auto times = MicroBatchClock(plan, simulation, *costs).times(0);
     return times->forward_s() + times->backward_s();
   };
-  const auto table = std::dynamic_pointer_cast<const TableCosts>(packs.costs);
-  const std::vector<StageMemory> stages = stage_memories(config, options);  // one: pp is 1
-  packs.bytes = [options, stages, table](std::int64_t tokens, int ranks, int layers) {
-    return stages.empty() ? 0
-                          : rank_bytes(options, stages.front(), tokens, ranks, layers, table.get());
+  const auto bytes = std::make_shared<const PackBytes>(config, options, all, packs.costs);
+  packs.bytes = [bytes](std::span<const PackGroup> groups) { return (*bytes)(groups); };
+  packs.step_bytes = [bytes](const std::vector<StepPlan>& steps,
+                             std::span<const PackGroup> groups) {
+    return bytes->of_steps(steps, groups);
   };
   return packs;
 }

@@ -19,8 +19,9 @@
 namespace ballast {
 namespace {
 
-constexpr std::int64_t kSamples = 20000;  // that stand for the data set
-constexpr std::size_t kPacks = 64;        // of a length that are timed by Algorithm 3
+constexpr std::int64_t kSamples = 20000;    // that stand for the data set
+constexpr std::size_t kPacks = 64;          // of a length that are timed by Algorithm 3
+constexpr std::size_t kCountedSteps = 256;  // whose memory is counted
 
 /// Samples that stand for the data set, as training meets them: the first of the first epoch, in
 /// global batches (batching.scope = "step") or all at once; the longest of all is among them.
@@ -82,33 +83,50 @@ GroupSearch search_of(const Config& config, const RunOptions& options) {
   return search;
 }
 
-/// Simulated seconds of the samples' batches by groups.
-class PlannedSeconds {
+/// The samples' batches by groups.
+class PlannedBatches {
  public:
-  PlannedSeconds(const Config& config, const RunOptions& options, const Samples& samples,
+  PlannedBatches(const Config& config, const RunOptions& options, const Samples& samples,
                  const Costs& costs)
       : samples_(samples),
         costs_(costs),
         epoch_(config.batching.scope == BatchScope::epoch),
         simulation_(simulation_options(config, options)),
         step_(step_options(config, options, simulation_, costs)) {}
+  PlannedBatches(const PlannedBatches&) = delete;  // step_ refers to simulation_
 
-  double operator()(const std::vector<PackGroup>& groups) {
-    step_.batching.groups = groups;
+  double seconds(const std::vector<PackGroup>& groups) {
     double seconds = 0;
-    const auto add = [&](const Batch& batch) {
-      seconds += simulate(plan_batch_step(batch, step_), simulation_, costs_).step_s;
-    };
-    for (std::size_t b = 0; b < samples_.batches.size(); ++b) {
-      if (epoch_)
-        std::ranges::for_each(plan_epoch(samples_.batches[b], step_.batching), add);
-      else
-        add(plan_batch(static_cast<std::int64_t>(b), samples_.batches[b], step_.batching));
-    }
+    each_step(groups, [&](const StepPlan& plan) {
+      seconds += simulate(plan, simulation_, costs_).step_s;
+      return true;
+    });
     return seconds;
+  }
+  std::vector<StepPlan> first_steps(const std::vector<PackGroup>& groups) {
+    std::vector<StepPlan> steps;
+    each_step(groups, [&](const StepPlan& plan) {
+      steps.push_back(plan);
+      return steps.size() < kCountedSteps;
+    });
+    return steps;
   }
 
  private:
+  /// While `take` returns true.
+  void each_step(const std::vector<PackGroup>& groups,
+                 const std::function<bool(const StepPlan&)>& take) {
+    step_.batching.groups = groups;
+    for (std::size_t b = 0; b < samples_.batches.size(); ++b) {
+      const std::vector<Batch> batches =
+          epoch_ ? plan_epoch(samples_.batches[b], step_.batching)
+                 : std::vector{plan_batch(static_cast<std::int64_t>(b), samples_.batches[b],
+                                          step_.batching)};
+      for (const Batch& batch : batches)
+        if (!take(plan_batch_step(batch, step_))) return;
+    }
+  }
+
   const Samples& samples_;
   const Costs& costs_;
   bool epoch_;
@@ -187,12 +205,13 @@ std::optional<PlanPart> plan_groups(const Config& config) {
   const auto packs = [&](std::int64_t tokens) {
     return naive_packs(samples.lengths, tokens, options.batching.seed);
   };
-  GroupSelection selection = select_groups(search, packs, *costs);
-  PlannedSeconds planned_seconds(config, options, samples, *costs->costs);
-  const double first_s = planned_seconds(selection.groups);
-  if (config.batching.select_refine)
-    selection.groups = refine_groups(selection, std::ref(planned_seconds));
-  const double planned_s = planned_seconds(selection.groups);
+  PlannedBatches batches(config, options, samples, *costs->costs);
+  const double first_s = batches.seconds(select_groups(search, packs, *costs).groups);
+  const GroupedRun run{[&](const auto& groups) { return batches.seconds(groups); },
+                       [&](const auto& groups) { return batches.first_steps(groups); }};
+  const GroupSelection selection =
+      select_groups_together(search, packs, *costs, run, config.batching.select_refine);
+  const double planned_s = batches.seconds(selection.groups);
 
   PlanPart part;
   part.title = "packing groups, selected";
@@ -201,13 +220,20 @@ std::optional<PlanPart> plan_groups(const Config& config) {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   part.note = fmt::format(
       "token_us: rank-microseconds a token in naive packs, forward and backward (HBP Algorithms 1, "
-      "3, 4); selected in {:.2f} s: {} samples planned in {:.4g} s with "
-      "the groups of Algorithm 1, in {:.4g} s with these",
-      took.count(), samples.lengths.size(), first_s, planned_s);
+      "3, 4); memory: of a pack of one group alone, steps with packs of all that are chosen take "
+      "{}; selected in {:.2f} s: {} samples planned in {:.4g} s with the groups of Algorithm 1, in "
+      "{:.4g} s with these",
+      bytes_text(selection.bytes), took.count(), samples.lengths.size(), first_s, planned_s);
+  part.values["bytes"] = selection.bytes;
   part.values["selection_seconds"] = took.count();
   part.values["algorithm_1_run_s"] = first_s;
   part.values["run_s"] = planned_s;
   hand_over(config, selection.groups, options.mesh.dp, part);
+  if (search.memory_bytes > 0 && selection.bytes > search.memory_bytes)
+    part.note += fmt::format(
+        "\nnote: {} is more than batching.select_memory_gib = {}: full packs of {} tokens keep "
+        "within it, the run's own do not; state a lower limit",
+        bytes_text(selection.bytes), config.batching.select_memory_gib, search.lengths.back());
   for (const std::string& note : notes) part.note += "\nnote: " + note;
   return part;
 }

@@ -92,8 +92,9 @@ void batching_rows(Schema& schema) {
       .when(method, Batching::hbp, Batching::balanced);
   batching
       .key("select_memory_gib", &BatchingConfig::select_memory_gib, "GiB", at_least(0),
-           "hbp: memory of a rank that selected groups keep within by recomputing layers; 0: no "
-           "limit")
+           "hbp: memory of a rank that selected groups keep within by recomputing layers, packs of "
+           "all "
+           "of them in a step; 0: no limit")
       .when(method, Batching::hbp);
   batching
       .key("select_refine", &BatchingConfig::select_refine,

@@ -12,6 +12,10 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
+double alone(const PackCosts& costs, const PackGroup& group) {
+  return costs.bytes(std::span(&group, 1));
+}
+
 class Selector {
  public:
   Selector(const GroupSearch& search,
@@ -27,7 +31,7 @@ class Selector {
       GroupTrial trial{tokens, ranks, recomputed_layers(tokens, ranks, search_, costs_), 0, kNever};
       const bool fits = trial.recompute_layers >= 0;
       if (!fits) trial.recompute_layers = search_.layers;
-      trial.bytes = costs_.bytes(tokens, ranks, trial.recompute_layers);
+      trial.bytes = alone(costs_, {tokens, ranks, trial.recompute_layers});
       double seconds = 0, held = 0;
       for (const MicroBatch& pack : packs) {
         seconds += costs_.seconds(pack, ranks, trial.recompute_layers);
@@ -53,15 +57,15 @@ class Selector {
 int recomputed_layers(std::int64_t tokens, int ranks, const GroupSearch& search,
                       const PackCosts& costs) {
   if (search.memory_bytes <= 0) return 0;
-  const double none = search.memory_bytes - costs.bytes(tokens, ranks, 0),
-               all = search.memory_bytes - costs.bytes(tokens, ranks, search.layers);
+  const double none = search.memory_bytes - alone(costs, {tokens, ranks, 0}),
+               all = search.memory_bytes - alone(costs, {tokens, ranks, search.layers});
   if (none >= 0) return 0;
   if (all < 0) return -1;
   const double a_layer = (all - none) / search.layers;  // above 0, as none < 0 <= all
   int layers =
       std::clamp(static_cast<int>(std::ceil(search.layers - all / a_layer)), 0, search.layers);
   // Memory need not be linear in the layers: what the line promises is looked up.
-  while (layers < search.layers && costs.bytes(tokens, ranks, layers) > search.memory_bytes)
+  while (layers < search.layers && alone(costs, {tokens, ranks, layers}) > search.memory_bytes)
     ++layers;
   return layers;
 }
@@ -149,6 +153,39 @@ std::vector<PackGroup> refine_groups(
     if (better) best = next;
   }
   return best;
+}
+
+GroupSelection select_groups_together(
+    const GroupSearch& search, const std::function<std::vector<MicroBatch>(std::int64_t)>& packs,
+    const PackCosts& costs, const GroupedRun& run, bool refine) {
+  const double limit = search.memory_bytes > 0 ? search.memory_bytes : kNever;
+  const auto within = [&](const std::vector<PackGroup>& groups) {
+    return costs.bytes(groups) > limit ? kNever : run.seconds(groups);
+  };
+  const auto together = [&](const std::vector<PackGroup>& groups) {
+    return std::max(costs.bytes(groups), costs.step_bytes(run.first_steps(groups), groups));
+  };
+  const auto has_room = [&](const GroupSearch& lower) {
+    return lower.memory_bytes > 0 && std::ranges::any_of(lower.degrees, [&](int ranks) {
+             return recomputed_layers(lower.lengths.back(), ranks, lower, costs) >= 0;
+           });
+  };
+  GroupSearch lower = search;
+  while (true) {
+    GroupSelection found = select_groups(lower, packs, costs);
+    if (refine) found.groups = refine_groups(found, within);
+    found.bytes = together(found.groups);
+    if (found.bytes <= limit) return found;
+    // Below what one of them needs alone, so that a setting changes.
+    double most_alone = 0;
+    for (const PackGroup& group : found.groups)
+      most_alone = std::max(most_alone, alone(costs, group));
+    lower.memory_bytes = std::min(lower.memory_bytes - (found.bytes - limit), most_alone - 1);
+    if (has_room(lower)) continue;
+    found.groups.erase(found.groups.begin(), found.groups.end() - 1);
+    found.bytes = together(found.groups);
+    return found;
+  }
 }
 
 }  // namespace ballast

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/plan/batch/batch.hpp"
 #include "core/plan/batch/batch_plan.hpp"
+#include "core/plan/step_plan.hpp"
 #include "core/predict/costs.hpp"
 
 namespace ballast {
@@ -17,8 +19,15 @@ struct PackCosts {
   std::shared_ptr<const Costs> costs;  ///< that a whole plan is timed by
   /// Seconds of forward and backward of a pack that `ranks` ranks share.
   std::function<double(const MicroBatch& pack, int ranks, int layers)> seconds;
-  /// Peak bytes of one of `ranks` ranks that share a pack of `tokens` tokens.
-  std::function<double(std::int64_t tokens, int ranks, int layers)> bytes;
+  /// Peak bytes of a rank that runs full packs of all `groups` in a step, one after the other. More
+  /// than the most of each alone: the short pack's activations stand beside buffers that the long
+  /// one made as large as they are.
+  std::function<double(std::span<const PackGroup> groups)> bytes;
+  /// Peak bytes of a rank over such steps of a run.  Samples' packs are not full, and buffers grow
+  /// with the order in which they come: up to a tenth more than full packs take where the model is
+  /// small.
+  std::function<double(const std::vector<StepPlan>& steps, std::span<const PackGroup> groups)>
+      step_bytes;
 };
 
 struct GroupSearch {
@@ -26,14 +35,14 @@ struct GroupSearch {
       lengths;  ///< pack lengths to try, ascending; the last must hold the longest sample
   std::vector<int> degrees;  ///< ranks a pack to try, ascending, divisors of `ranks`
   int layers = 1;            ///< of the model
-  double memory_bytes = 0;   ///< of a rank; 0: no limit
+  double memory_bytes = 0;   ///< of a rank, in a step with packs of all groups; 0: no limit
 };
 
 /// One setting (pack length, degree, recomputed layers).
 struct GroupTrial {
   std::int64_t tokens = 0;
   int ranks = 1, recompute_layers = 0;
-  double bytes = 0;    ///< of a rank
+  double bytes = 0;    ///< of a rank, without packs of other groups
   double token_s = 0;  ///< rank-seconds a token: settings compare at equal tokens an iteration;
                        ///< infinite where memory does not suffice
 };
@@ -42,6 +51,7 @@ struct GroupSelection {
   std::vector<GroupTrial>
       trials;  ///< all that were looked at, by length and degree, derived groups last
   std::vector<PackGroup> groups;  ///< ready for batching.groups, group_ranks and group_recompute
+  double bytes = 0;               ///< of a rank in a step with packs of all `groups`
 };
 
 /// Layers to recompute so that a pack fits (Algorithm 4): from the memory left with none and with
@@ -53,8 +63,9 @@ int recomputed_layers(std::int64_t tokens, int ranks, const GroupSearch& search,
 /// length and the longest; stage 2 adds the lengths that one rank's part of them is (Equation 5):
 /// groups whose packs need no communication.  Deviations: times per token, duplicate lengths
 /// merged, derived groups looked at too (the second keeps the degree of the group before it, since
-/// degrees must not fall). `packs`: packs of a length as naive packing makes them.  Errors: no
-/// lengths or degrees, a longest length that fits at no degree.
+/// degrees must not fall). `packs`: packs of a length as naive packing makes them.  Each group
+/// keeps within the limit by itself.  Errors: no lengths or degrees, a longest length that fits at
+/// no degree.
 GroupSelection select_groups(
     const GroupSearch& search,
     const std::function<std::vector<MicroBatch>(std::int64_t tokens)>& packs,
@@ -69,5 +80,20 @@ GroupSelection select_groups(
 std::vector<PackGroup> refine_groups(
     const GroupSelection& selection,
     const std::function<double(const std::vector<PackGroup>&)>& seconds);
+
+/// A run's batches by groups.
+struct GroupedRun {
+  std::function<double(const std::vector<PackGroup>&)> seconds;  ///< as planned
+  std::function<std::vector<StepPlan>(const std::vector<PackGroup>&)> first_steps;
+};
+
+/// Groups that keep within the limit together, full packs of all of them in a step and the run's
+/// own packs alike: those of select_groups, where `refine` those of refine_groups.  Where they
+/// exceed it, selected anew under a limit that is lower by the excess; the longest group alone
+/// where that leaves it no room, whatever it takes.  Errors as select_groups.
+GroupSelection select_groups_together(
+    const GroupSearch& search,
+    const std::function<std::vector<MicroBatch>(std::int64_t tokens)>& packs,
+    const PackCosts& costs, const GroupedRun& run, bool refine);
 
 }  // namespace ballast
