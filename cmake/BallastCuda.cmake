@@ -2,7 +2,7 @@
 # linked into ballast_kernels, and NCCL for ballast_parallel.  BALLAST_HAVE_CUDA=1 and
 # BALLAST_HAVE_NCCL=1 tell the code.  kernels/cuda/standalone is for nvcc alone.
 set(BALLAST_CUDA_ARCHITECTURES 80 90 CACHE STRING
-    "Architectures of the plain kernels; *_sm90.cu are always built for sm_90a")
+    "Architectures of the plain kernels; *_sm90.cu are always built for sm_90a, fp8*.cu for 90 on")
 set(ballast_cuda_reason "switched off")
 set(BALLAST_HAVE_CUDA FALSE)
 set(BALLAST_HAVE_NCCL FALSE)
@@ -55,11 +55,19 @@ if(BALLAST_HAVE_CUDA AND cuda_sources)
   foreach(architecture ${BALLAST_CUDA_ARCHITECTURES})
     set(code "[sm_${architecture},compute_${architecture}]")
     list(APPEND plain_flags "-gencode=arch=compute_${architecture},code=${code}")
+    if(architecture GREATER_EQUAL 90)
+      list(APPEND fp8_flags "-gencode=arch=compute_${architecture},code=${code}")
+    endif()
   endforeach()
+  if(NOT fp8_flags)  # its products need them
+    set(fp8_flags -gencode=arch=compute_90,code=[sm_90,compute_90])
+  endif()
   foreach(source ${cuda_sources})
     if(source MATCHES "_sm90\\.cu$")
       # wgmma, TMA and setmaxnreg exist only under the architecture-specific name.
       set_property(SOURCE ${source} PROPERTY COMPILE_OPTIONS -gencode=arch=compute_90a,code=sm_90a)
+    elseif(source MATCHES "/fp8[^/]*\\.cu$")
+      set_property(SOURCE ${source} PROPERTY COMPILE_OPTIONS ${fp8_flags})
     elseif(source MATCHES "\\.cu$")
       set_property(SOURCE ${source} PROPERTY COMPILE_OPTIONS ${plain_flags})
     endif()

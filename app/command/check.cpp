@@ -208,14 +208,18 @@ void print_memory(const CheckFacts& f) {
 constexpr std::int64_t kCountedSteps = 256;
 constexpr std::size_t kCountedMicroBatches = 8192;
 
-/// The first steps as they are planned: the balance of the first, and what they hold at once.
+struct FirstSteps {
+  std::vector<StepPlan> plans;
+  SimulationOptions memory;
+};
+
+/// The first steps as they are planned, and the balance of the first.
 void plan_first_steps(const Config& config, const std::shared_ptr<const Costs>& costs,
-                      CheckFacts& f, nlohmann::ordered_json& twin) {
+                      CheckFacts& f, nlohmann::ordered_json& twin, FirstSteps& first) {
   PlannedRun run(config, costs);
-  run.count_memory();
+  first.memory = run.memory_options();
   const std::int64_t steps = std::clamp<std::int64_t>(config.run.steps, 1, kCountedSteps);
   std::size_t micro_batches = 0;
-  std::vector<StepPlan> plans;
   for (std::int64_t i = 0; i < steps && micro_batches < kCountedMicroBatches; ++i) {
     PlannedRun::Step step = run.next();
     micro_batches += step.plan.micro_batches.size();
@@ -226,12 +230,17 @@ void plan_first_steps(const Config& config, const std::shared_ptr<const Costs>& 
                                   {"load_balance", step.simulated.load_balance},
                                   {"text", f.balance}};
     }
-    plans.push_back(std::move(step.plan));
+    first.plans.push_back(std::move(step.plan));
   }
-  if (f.planned_steps == config.run.steps) {
-    const auto whole = run_memory(plans, run.simulation());
-    for (std::size_t s = 0; s < f.stages.size(); ++s) f.stages[s].planned = whole.at(s);
-  }
+}
+
+/// What the planned steps hold at once: of a run that was planned whole its own peaks.
+void count_planned(const FirstSteps& first, bool all, CheckFacts& f) {
+  const auto take = [&](const std::vector<MemoryEstimate>& peaks) {
+    for (std::size_t s = 0; s < f.stages.size(); ++s) f.stages[s].planned.take_larger(peaks.at(s));
+  };
+  if (all) return take(run_memory(first.plans, first.memory));
+  for (const StepPlan& plan : first.plans) take(step_memory(plan, first.memory));
 }
 
 /// The first step's balance and what the first steps hold at once, where the deck has data that can
@@ -242,9 +251,10 @@ void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& t
   const auto note = [&](const Error& e) {
     f.notes.push_back(fmt::format("the first step's balance cannot be told: {}", e.what()));
   };
+  FirstSteps first;
   try {
     std::vector<std::string> notes;
-    plan_first_steps(config, plan_costs(config, notes), f, twin);
+    plan_first_steps(config, plan_costs(config, notes), f, twin, first);
   } catch (const UnplannableStep& e) {
     if (f.files.problems.empty())
       f.unplannable = e.what();
@@ -253,7 +263,10 @@ void tell_balance(const Config& config, CheckFacts& f, nlohmann::ordered_json& t
   } catch (const Error& e) {  // a run goes on where its steps cannot be timed
     note(e);
   }
-  if (f.planned_steps > 0) f.take_planned(f.planned_steps == config.run.steps);
+  if (f.planned_steps == 0) return;
+  const bool all = f.planned_steps == config.run.steps;
+  count_planned(first, all, f);
+  f.take_planned(all);
 }
 
 /// What the simulator says of the first steps, in the twin and as a trace.

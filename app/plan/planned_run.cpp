@@ -111,26 +111,28 @@ void PlannedRun::begin(const BatchingOptions& batching, bool tune) {
   step_ = 0;
 }
 
-void PlannedRun::count_memory() {
+SimulationOptions PlannedRun::memory_options() const {
+  SimulationOptions replayed = simulation_;
   RunOptions run = options_;
   run.attention.heads = head_table_here(config_);
-  simulation_.memory = stage_memories(config_, run);
+  replayed.memory = stage_memories(config_, run);
   StepOptions options = step_options(config_, options_, simulation_, *costs_);
   options.batching = batching_;  // with what samples cost
   const auto add = [&](const std::vector<SampleLength>& samples, AfterSteps when) {
     if (samples.empty()) return;
-    simulation_.between.push_back(
+    replayed.between.push_back(
         {std::make_shared<const StepPlan>(plan_evaluation(samples, options)), when});
   };
   if (measures_drift(config_, options_.attention)) {
     add(samples_->drifting(), {1, config_.trace.recall_every});
-    if (!simulation_.between.empty())
-      count_kept_indexes(*simulation_.between.front().plan, simulation_.memory);
+    if (!replayed.between.empty())
+      count_kept_indexes(*replayed.between.front().plan, replayed.memory);
   }
   const std::int64_t every = config_.eval.every_steps;
-  if (every == 0) return;
+  if (every == 0) return replayed;
   add(samples_->evaluated(), {every, every});
   if (config_.eval.generate.tokens > 0) add(samples_->written(), {every, every});
+  return replayed;
 }
 
 PlannedRun::Step PlannedRun::next() {

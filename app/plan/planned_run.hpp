@@ -40,9 +40,9 @@ class PlannedRun {
 
   /// Steps from now on hold the times of every operation.
   void keep_ops() { simulation_.keep_ops = true; }
-  /// Steps come with their ranks' peak bytes (SimulatedStep::memory), as they are when the deck's
-  /// evaluations, the texts written at these and measurements of drift have grown the pools.
-  void count_memory();
+  /// What step_memory and run_memory replay the steps' memory with: the deck's evaluations, the
+  /// texts written at these and measurements of drift come between them.
+  SimulationOptions memory_options() const;
 
   /// From the first step again, batches made by `batching`, with or without tuning, at the deck's
   /// base budget.

@@ -345,7 +345,6 @@ void CheckFacts::add_planned(const StepPlan& plan, const SimulatedStep& simulate
   for (std::size_t s = 0; s < stages.size(); ++s) {
     StageFacts& stage = stages[s];
     stage.live_micro_batches = std::max(stage.live_micro_batches, simulated.live.at(s));
-    stage.planned.take_larger(simulated.memory.at(s));
   }
 }
 

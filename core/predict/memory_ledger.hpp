@@ -193,4 +193,20 @@ class LentBuffers {
   std::int64_t made_ = 0;
 };
 
+/// Work that takes the same buffers from the same pool each time, and gives them back.
+class KnownRise {
+ public:
+  template <typename Work>
+  void take(Ledger& ledger, const LentBuffers& pool, const Work& work) {
+    const std::int64_t made = pool.made();
+    if (made_ == made) return ledger.touch(rise_);
+    const MemoryEstimate rise = ledger.rise(work);
+    if (pool.made() == made) made_ = made, rise_ = rise;
+  }
+
+ private:
+  std::int64_t made_ = -1;  ///< the pool's, when the rise was found
+  MemoryEstimate rise_;
+};
+
 }  // namespace ballast

@@ -191,6 +191,9 @@ class Replay {
     else
       scratch_.take("rotary tables", tables);
     if (stage_.first && !kept) scratch_.take("embedded", hidden_bytes(m));
+    if (kept) l.layers.reserve(static_cast<std::size_t>(stage_.layers));
+    const ChoiceBytes choice = stage_.host && !again ? host_choice(m) : ChoiceBytes{};
+    KnownRise* const known = alike(m, false);
     for (std::int64_t layer = 0; layer < stage_.layers; ++layer) {
       const Keep level = kept ? keep(m, layer) : Keep::nothing;
       const auto [bytes, fresh] = forwards_.try_emplace({m.tokens, level, kept, layer == 0}, 0);
@@ -201,8 +204,8 @@ class Replay {
         take_rounded(m, false);
         take_adapters(m, false);
       }
-      if (!again) choose_index(m, layer, l);
-      attention_forward(m, static_cast<int>(layer));
+      if (!again) choose_index(m, layer, choice, l);
+      attention(m, layer, false, known);
     }
     if (kept && !stage_.first && !l.layers.empty()) {
       // What came from the stage before is the first layer's input now.
@@ -278,6 +281,7 @@ class Replay {
   }
   void take_head(const RankMicroBatch& m) {
     const std::int64_t rows = std::min(stage_.head_chunk_tokens, m.tokens);
+    if (!head_rows_.insert(rows).second) return;
     for (const ScratchSpec& spec : head_scratch(stage_.model)) take(spec, rows);
   }
 
@@ -288,6 +292,7 @@ class Replay {
     const std::int64_t between =
         halves ? between_halves_bytes(stage_.model, m.tokens, stage_.type) : 0;
     std::vector<Held> later;
+    KnownRise *const forward = alike(m, false), *const backward = alike(m, true);
     if (reduces_) buckets_.gradients_final(stage_.first_layer + stage_.layers);
     for (std::int64_t layer = stage_.layers - 1; layer >= 0; --layer) {
       const Keep level = keep(m, layer);
@@ -299,7 +304,7 @@ class Replay {
         take_adapters(m, true);
         take_rounded(m, true, halves);
       }
-      if (level == Keep::input) attention_forward(m, static_cast<int>(layer));
+      if (level == Keep::input) attention(m, layer, false, forward);
       if (fresh && level == Keep::input) take(LayerScratch::branch, m);
       if (halves)
         gradients = hold(
@@ -310,7 +315,7 @@ class Replay {
         if (!(halves || makes_again()) || !layer_scratch(stage_.model, which).kept_between_halves)
           take(which, m);
       }
-      attention_backward(m, static_cast<int>(layer));
+      attention(m, layer, true, backward);
       if (!l.layers.empty()) l.layers.pop_back();
       if (halves) {  // what was made again stays for the weight half
         again.grow(between - gradients.bytes() - again.bytes());
@@ -346,17 +351,19 @@ class Replay {
     return stage_.model.query_heads / m.split.sp;
   }
 
-  /// A pattern is chosen in a layer's first forward and kept; recall is measured once a step.
-  void choose_index(const RankMicroBatch& m, std::int64_t layer, Live& l) {
-    const LentBuffers::Loan back = stored_keys(m, static_cast<int>(layer));
-    if (!stage_.host) return hold_gpu_index(m.gpu_index, layer, l);
+  ChoiceBytes host_choice(const RankMicroBatch& m) const {
     const Heads width = heads(m);
     const std::int64_t dim = stage_.model.head_dim,
                        keys = m.sample < 0 ? m.shard_tokens
                                            : m.sample_tokens / m.chunks * (m.chunk + 1);
-    const ChoiceShape shape{width.query / dim, width.kv / dim, dim, keys,
-                            m.split.ring(),    stage_.type};
-    const ChoiceBytes bytes = choice_bytes(m.index, shape);
+    return choice_bytes(
+        m.index, {width.query / dim, width.kv / dim, dim, keys, m.split.ring(), stage_.type});
+  }
+  /// A pattern is chosen in a layer's first forward and kept; recall is measured once a step.
+  void choose_index(const RankMicroBatch& m, std::int64_t layer, const ChoiceBytes& bytes,
+                    Live& l) {
+    const LentBuffers::Loan back = stored_keys(m, static_cast<int>(layer));
+    if (!stage_.host) return hold_gpu_index(m.gpu_index, layer, l);
     if (reduced_.bytes() < bytes.reduced) reduced_.grow(bytes.reduced - reduced_.bytes());
     {
       const Held observed = hold(bytes.observed, MemoryCategory::workspace);
@@ -475,32 +482,26 @@ class Replay {
     if (stored && m.chunk == 0) stores_.erase({m.sample, layer});
   }
 
-  /// Layers whose attention takes the same buffers from the same pool differ in nothing.
-  template <typename Attention>
-  void alike(const RankMicroBatch& m, bool backward, const Attention& attention) {
-    if (m.sample >= 0) return attention();  // grows the store of its sample
-    const Shape shape{{m.tokens, m.shard_tokens, m.hop_tokens, stacked(m)},
-                      {m.split.sp, m.split.ring_outer, m.split.ring_inner, backward}};
-    const std::int64_t made = lent_.made();
-    const auto known = rises_.find(shape);
-    if (known != rises_.end() && known->second.first == made)
-      return ledger_.touch(known->second.second);
-    const MemoryEstimate rise = ledger_.rise(attention);
-    if (lent_.made() == made) rises_.insert_or_assign(shape, std::pair{made, rise});
+  /// Layers whose attention takes the same buffers differ in nothing, but where each grows the
+  /// store of its sample: null.
+  KnownRise* alike(const RankMicroBatch& m, bool backward) {
+    if (m.sample >= 0) return nullptr;
+    return &rises_[{{m.tokens, m.shard_tokens, m.hop_tokens, stacked(m)},
+                    {m.split.sp, m.split.ring_outer, m.split.ring_inner, backward}}];
   }
-
-  void attention_forward(const RankMicroBatch& m, int layer) {
-    alike(m, false, [&] { attention_forward_once(m, layer); });
-  }
-  void attention_backward(const RankMicroBatch& m, int layer) {
-    alike(m, true, [&] { attention_backward_once(m, layer); });
+  void attention(const RankMicroBatch& m, std::int64_t layer, bool backward, KnownRise* alike) {
+    const auto attend = [&] {
+      backward ? attention_backward(m, static_cast<int>(layer))
+               : attention_forward(m, static_cast<int>(layer));
+    };
+    alike != nullptr ? alike->take(ledger_, lent_, attend) : attend();
   }
 
   /// Tokens of what goes out to all ranks or comes from them, a block of the rank's own for each.
   std::int64_t exchanged(const RankMicroBatch& m) const {
     return (m.shard_tokens + (work_->fewest ? 0 : m.split.sp - 1)) / m.split.sp * m.split.sp;
   }
-  void attention_forward_once(const RankMicroBatch& m, int layer) {
+  void attention_forward(const RankMicroBatch& m, int layer) {
     if (m.split.sp == 1) return ring_forward(m, layer);
     const std::int64_t width = heads(m).query + 2 * heads(m).kv, all = m.shard_tokens,
                        own = exchanged(m);
@@ -522,7 +523,7 @@ class Replay {
     return loans;
   }
 
-  void attention_backward_once(const RankMicroBatch& m, int layer) {
+  void attention_backward(const RankMicroBatch& m, int layer) {
     if (m.split.sp == 1) return ring_backward(m, layer);
     const std::int64_t query = heads(m).query, kv = heads(m).kv, all = m.shard_tokens,
                        own = exchanged(m);
@@ -539,14 +540,13 @@ class Replay {
     if (repeats) lent_.take(kv_type, m.tokens * 2 * kv_width(stage_.model));
   }
 
-  using Shape = std::pair<std::array<std::int64_t, 4>, std::array<int, 4>>;
-
   std::map<std::int64_t, std::vector<ActivationSpec>> activations_;
   /// Bytes of layers by tokens, what is kept and where they stand: layers alike take no more
   /// scratch than the first of them.
   std::map<std::tuple<std::int64_t, Keep, bool, bool>, std::int64_t> forwards_;
   std::map<std::tuple<std::int64_t, Keep, bool>, std::int64_t> backwards_;
-  std::map<Shape, std::pair<std::int64_t, MemoryEstimate>> rises_;  ///< with the pool's made()
+  std::map<std::pair<std::array<std::int64_t, 4>, std::array<int, 4>>, KnownRise> rises_;
+  std::set<std::int64_t> head_rows_;  ///< whose scratch is taken
   const StageMemory& stage_;
   const StageWork* work_ = nullptr;
   bool evaluates_ = false;  ///< keeps nothing for a backward

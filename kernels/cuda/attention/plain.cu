@@ -63,6 +63,7 @@ __device__ void load_tile(bf16* to, const Tensor3& from, std::int64_t first, int
 template <int D>
 __device__ void product_transposed(float* out, const bf16* a, const bf16* b) {
   const int row = threadIdx.x / 32 * 16;
+#pragma unroll 1  // as quick when unrolled, but compiles for longer
   for (int column = 0; column < kBlock; column += 16) {
     Accumulator c;
     wmma::fill_fragment(c, 0.0f);
@@ -81,6 +82,7 @@ template <int D, class MatrixA, int N>
 __device__ void accumulate(Accumulator (&acc)[N], const bf16* a, const bf16* b) {
   const int row = threadIdx.x / 32 * 16;
   constexpr bool kTransposed = std::is_same_v<MatrixA, ColMajorA>;
+#pragma unroll 1
   for (int k = 0; k < kBlock; k += 16) {
     MatrixA x;
     wmma::load_matrix_sync(x, kTransposed ? a + k * kBlock + row : a + row * kBlock + k, kBlock);
