@@ -14,6 +14,7 @@ import unittest
 import h5py
 import numpy
 
+import preloaded
 from runs import BALLAST, RunCase
 
 PROGRAM = os.path.join(os.environ["BALLAST_ROOT"], "app", "data")
@@ -108,13 +109,8 @@ class Data(RunCase):
         return command + ["--tokenizer", tokenizer or self.tokenizer, *options]
 
     def build(self, *inputs, out="out.h5", tokenizer=None, options=(), status=0):
-        done = subprocess.run(
-            self.line(*inputs, out=out, tokenizer=tokenizer, options=options),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        line = self.line(*inputs, out=out, tokenizer=tokenizer, options=options)
+        done = preloaded.run(line[1], line[2:], timeout=120)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout if status == 0 else done.stderr
 
