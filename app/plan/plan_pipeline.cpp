@@ -28,8 +28,8 @@ std::optional<PlanPart> plan_pipeline(const Config& config) {
       "that recompute.mode makes again inside a backward are its work; step_time "
       "in seconds, mean of the batches; load_balance: mean / max of useful seconds over all ranks, "
       "idle_ranks: without a micro-batch, means of the batches;\npeak_live_activations: "
-      "micro-batches whose activations a "
-      "stage holds at once, first stage first; micro_batches, recomputed: of all batches";
+      "micro-batches whose activations a stage holds at once, those that wait for a weight half "
+      "among them, first stage first; micro_batches, recomputed: of all batches";
   const ScheduleKind schedule = options.pipeline.schedule;
   const bool chunked = options.batching.method == Batching::chunkflow,
              aware = state_aware(schedule);
