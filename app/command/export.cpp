@@ -32,9 +32,13 @@ WeightReader known_base(const CommandLine& line, const Config& config, const Mod
   return base;
 }
 
-/// All weights, adapters merged in.
-void write_weights(const CommandLine& line, const Config& config, const ModelShape& shape,
-                   const std::string& dtype, const CheckpointState& state) {
+/// All weights, adapters merged in.  Returns what went with them of the folder that training began
+/// with.
+std::string write_weights(const CommandLine& line, const Config& config, const ModelShape& shape,
+                          const std::string& dtype, const CheckpointState& state) {
+  const std::string& folder = config.model.weights;
+  const std::string foreign =
+      folder.empty() ? "" : foreign_tokens(folder, whole(state.extra, "tokens_mark"), shape);
   ModelShape plain = shape;
   plain.lora = {};
   const auto table = parameter_table(plain);
@@ -50,7 +54,12 @@ void write_weights(const CommandLine& line, const Config& config, const ModelSha
   write_huggingface(
       line.folder, plain, table, dtype, kFileBytes,
       [&](std::size_t p, std::int64_t begin, std::span<float> out) { read(table[p], begin, out); },
-      config.model.weights);
+      foreign.empty() ? folder : "");
+  if (has_tokenizer(line.folder)) return "with the tokenizer of " + folder;
+  if (foreign.empty()) return "a tokenizer is not part of a checkpoint: copy its files beside them";
+  return foreign +
+         ": copy the files of the model's tokenizer beside them, and set bos_token_id and "
+         "eos_token_id of config.json, which are null";
 }
 
 }  // namespace
@@ -68,10 +77,11 @@ int export_command(const CommandLine& line) {
     require(!line.adapter || shape.lora.enabled(),
             "{}: holds no adapters (its deck has lora.rank = 0); export without --adapter",
             line.checkpoint);
+    std::string beside = "they go with the weights of model.weights";
     if (line.adapter)
       write_peft(line.folder, line.checkpoint, config, shape, dtype);
     else
-      write_weights(line, config, shape, dtype, state);
+      beside = write_weights(line, config, shape, dtype, state);
     std::uintmax_t bytes = 0;
     std::int64_t files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(line.folder))
@@ -86,11 +96,7 @@ int export_command(const CommandLine& line) {
                line.adapter           ? "parameters of adapters"
                : shape.lora.enabled() ? "parameters, adapters merged,"
                                       : "parameters",
-               state.step, line.dtype, files, files == 1 ? "" : "s", bytes,
-               line.adapter ? "they go with the weights of model.weights"
-               : has_tokenizer(line.folder)
-                   ? "with the tokenizer of " + config.model.weights
-                   : "a tokenizer is not part of a checkpoint: copy its files beside them");
+               state.step, line.dtype, files, files == 1 ? "" : "s", bytes, beside);
     write_json(line.json, {{"checkpoint", line.checkpoint},
                            {"folder", line.folder},
                            {"step", state.step},

@@ -171,7 +171,7 @@ def finish(options, recipe, journal, summary):
     records = [journal.records[n] for n in sorted(journal.records)]
     if not any(r["documents"] for r in records):
         lengths = assemble.statistics(journal.folder, records)
-        for line in summary.text(records, lengths, recipe["loss_on"]):
+        for line in [*journal.remove(), *summary.text(records, lengths, recipe["loss_on"])]:
             print(line)
         raise DataError("no sample is left")
     lengths = assemble.write(options.out, journal.folder, records, recipe)

@@ -10,7 +10,7 @@ std::vector<StepFigure> step_figures(const StepStatistics& s) {
   const auto add = [&](const char* key, const char* group, double value, const char* format) {
     list.push_back({key, group, value, fmt::format(fmt::runtime(format), value)});
   };
-  add("loss", "train", o.loss, "{:.6f}");
+  if (s.loss_tokens > 0) add("loss", "train", o.loss, "{:.6f}");
   add("grad_norm", "train", o.norm, "{:.5f}");
   add("lr", "train", o.rate, "{:.4e}");
   if (o.pairs) {

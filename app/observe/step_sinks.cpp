@@ -26,7 +26,7 @@ std::string step_line(const StepStatistics& s, double left_s) {
   const auto add = [&](const std::string& part) {
     if (line.size() + part.size() + left.size() <= kColumns) line += part;
   };
-  add(fmt::format("  loss {:.6g}", o.loss));
+  add(s.loss_tokens > 0 ? fmt::format("  loss {:.6g}", o.loss) : "  no token carries loss");
   if (o.pairs) {
     add(fmt::format("  margin {:.3g}", o.pairs->margin));
     add(fmt::format("  accuracy {:.2f}", o.pairs->accuracy));
@@ -87,6 +87,7 @@ void TraceSink::step(const StepStatistics& s) {
               {"flops_per_s", s.flops_per_s()},
               {"mfu", s.mfu()},
               {"peak_bytes_total", static_cast<double>(s.memory.peak_total)}};
+  if (s.loss_tokens == 0) row.erase("loss");  // of no token is none
   for (int c = 0; c < kMemoryCategories; ++c)
     row[fmt::format("peak_bytes_{}", name(static_cast<MemoryCategory>(c)))] =
         static_cast<double>(s.memory.peak[c]);

@@ -66,6 +66,14 @@ std::vector<double> halves(std::uint64_t x) {
   return {static_cast<double>(x >> 32), static_cast<double>(x & 0xffffffffu)};
 }
 
+std::uint64_t whole(const std::map<std::string, std::vector<double>>& extra,
+                    const std::string& name) {
+  const auto found = extra.find(name);
+  if (found == extra.end() || found->second.size() != 2) return 0;
+  return (static_cast<std::uint64_t>(found->second[0]) << 32) +
+         static_cast<std::uint64_t>(found->second[1]);
+}
+
 bool names_model(const std::string& key, const Config& config) {
   if (is_model_key(key)) return true;
   if (config.lora.rank == 0) return false;
@@ -115,6 +123,7 @@ Restored restore(Session& session, ShardedOptimizer& optimizer, const std::strin
       restored.warnings.push_back(
           fmt::format("{}: holds no averages of budgets; they begin anew", restored.path));
   }
+  session.tokens_mark = whole(restored.state.extra, "tokens_mark");
   const auto base = restored.state.extra.find("base_fingerprint");
   check_all(
       world, base == restored.state.extra.end() || base->second == halves(session.base_fingerprint),
@@ -290,6 +299,7 @@ CheckpointOutcome save(Session& session, ShardedOptimizer& optimizer, Checkpoint
   state.extra["data_fingerprint"] = halves(session.dataset->fingerprint());
   if (session.parameters.frozen_numel() > 0)
     state.extra["base_fingerprint"] = halves(session.base_fingerprint);
+  if (session.tokens_mark != 0) state.extra["tokens_mark"] = halves(session.tokens_mark);
   if (session.reference_model != 0)
     state.extra["reference_model"] = halves(session.reference_model);
   return writer.begin(shard_of(session, optimizer, true), state);

@@ -13,6 +13,9 @@ namespace ballast {
 
 /// A fingerprint as a checkpoint stores it: numbers that HDF5 attributes hold exactly.
 std::vector<double> halves(std::uint64_t x);
+/// The number whose halves `extra` holds; 0: none.
+std::uint64_t whole(const std::map<std::string, std::vector<double>>& extra,
+                    const std::string& name);
 
 struct Restored {
   std::string path;  ///< "" when there was nothing to restore

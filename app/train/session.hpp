@@ -66,9 +66,10 @@ class Session {
   Parameters parameters;
   std::uint64_t base_fingerprint = 0;  ///< of the frozen weights beside adapters, once load_base
                                        ///< has read them; 0: initial values
-  std::uint64_t reference_model = 0;   ///< mark of the model that dpo.reference was computed with,
-                                       ///< once load_pairs has read it
-  std::string reference_note;          ///< ReferenceValues::note, on rank 0
+  std::uint64_t tokens_mark = 0;  ///< huggingface_tokens_mark of model.weights when training began
+  std::uint64_t reference_model = 0;  ///< mark of the model that dpo.reference was computed with,
+                                      ///< once load_pairs has read it
+  std::string reference_note;         ///< ReferenceValues::note, on rank 0
   StageModel model;
   MeshRings rings;
   IndexCache indexes;

@@ -64,7 +64,10 @@ void Trainer::prepare(const Communicator& world, const Config& config) {
     deck_changes_ = check_deck(session_, restored, options_.force_model);
     check_sample_order(session_, deck_changes_, restored);
   }
-  if (restored.path.empty() && !config.model.weights.empty()) load_weights(session_, optimizer_);
+  if (restored.path.empty() && !config.model.weights.empty()) {
+    load_weights(session_, optimizer_);
+    session_.tokens_mark = huggingface_tokens_mark(config.model.weights);
+  }
   load_pairs(session_);
   refuse_other_reference(session_, restored);
   if (!session_.reference_note.empty()) log_.comment("note: " + session_.reference_note);

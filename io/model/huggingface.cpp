@@ -1,5 +1,7 @@
 #include "io/model/huggingface.hpp"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -140,6 +142,13 @@ void read_rope(const json& config, const std::string& file, ModelShape& shape) {
           file, joined.dump(), apart.dump());
 }
 
+/// DIR/config.json, or an empty object.
+json config_file(const std::string& dir) {
+  std::ifstream stream(dir + "/config.json");
+  const json stated = json::parse(stream, nullptr, false);
+  return stated.is_object() ? stated : json::object();
+}
+
 /// Transformers' class of a model_type that read_huggingface_config takes.
 const char* class_of(const std::string& model_type) {
   return model_type == "qwen2"   ? "Qwen2ForCausalLM"
@@ -206,6 +215,15 @@ void require_full_attention(const json& config, const std::string& file, const s
           "{}: \"is_causal\" = false: a model whose tokens see later ones is not supported", file);
 }
 
+/// 0: the folder holds another kind of model by now.
+double yarn_factor_of(const std::string& dir) {
+  try {
+    return read_huggingface_config(dir).yarn_factor;
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
 /// What generation needs beside weights: files as they are, and ids of config.json.
 void carry_over(const std::string& base, const std::string& dir, const ModelShape& shape,
                 json& config) {
@@ -225,9 +243,8 @@ void carry_over(const std::string& base, const std::string& dir, const ModelShap
              fs::copy_options::recursive | fs::copy_options::overwrite_existing, error);
     require(!error, "{}{}: cannot be written: {}", dir, templates, error.message());
   }
-  std::ifstream stream(base + "/config.json");
-  const json stated = json::parse(stream, nullptr, false);
-  if (!stated.is_object()) return;
+  const json stated = config_file(base);
+  if (stated.empty()) return;
   if (stated.value("model_type", json()) == "mistral" && config["model_type"] == "llama") {
     config["model_type"] = "mistral";  // the same model, whose own class assumes a window
     config["architectures"] = {class_of("mistral")};
@@ -241,7 +258,7 @@ void carry_over(const std::string& base, const std::string& dir, const ModelShap
   // It does not follow from the rope, unless that was changed.
   const char* length = "max_position_embeddings";
   if (stated.contains(length) && stated[length].is_number() && config.contains("rope_scaling") &&
-      read_huggingface_config(base).yarn_factor == shape.yarn_factor)
+      yarn_factor_of(base) == shape.yarn_factor)
     config[length] = stated[length];
 }
 
@@ -259,6 +276,28 @@ void refuse_other_weights(const std::string& dir) {
 }
 
 }  // namespace
+
+std::uint64_t huggingface_tokens_mark(const std::string& dir) {
+  if (dir.empty() || !fs::is_directory(dir)) return 0;
+  const json stated = config_file(dir);
+  std::string said;
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "vocab_size"})
+    said += (stated.contains(key) ? stated[key].dump() : "none") + '\n';
+  std::ifstream tokenizer(dir + "/tokenizer.json", std::ios::binary);
+  said.append(std::istreambuf_iterator<char>(tokenizer), {});
+  return std::max<std::uint64_t>(XXH3_64bits(said.data(), said.size()), 1);
+}
+
+std::string foreign_tokens(const std::string& dir, std::uint64_t mark, const ModelShape& shape) {
+  if (!fs::is_directory(dir)) return fmt::format("{} is not here", dir);
+  if (mark != 0 && mark != huggingface_tokens_mark(dir))
+    return fmt::format("{} has another tokenizer or special tokens than when training began", dir);
+  const json stated = config_file(dir);
+  if (stated.contains("vocab_size") && stated["vocab_size"] != shape.vocabulary)
+    return fmt::format("{} has a vocabulary of {} tokens and the checkpoint one of {}", dir,
+                       stated["vocab_size"].dump(), shape.vocabulary);
+  return "";
+}
 
 std::string huggingface_note(const std::string& dir) {
   const std::string file = dir + "/config.json", key = "attention_dropout";

@@ -33,6 +33,15 @@ class Parts(Odd):
             return f.read()
 
 
+class NothingLeft(Parts):
+    def test_a_build_that_left_no_sample_is_not_gone_on_with(self):
+        question = {"messages": [{"role": "user", "content": "ring"}]}
+        error = self.build(self.lines([question]), status=2)
+        self.assertIn("no sample is left", error)
+        self.assertFalse(os.path.exists(self.out("out.h5.parts")))
+        self.build(self.lines(self.chats(3)))  # the same command, its input corrected
+
+
 class OtherTokenizer(Parts):
     def test_a_build_does_not_go_on_with_other_files_of_the_tokenizer(self):
         path = self.stopped()

@@ -230,8 +230,11 @@ class FromHuggingFace(RunCase):
             4, "train", effective, "mesh.cp_inner=2", "run.steps=3", "-d", run, "-r", "latest"
         )
         self.assertEqual(sorted(self.losses(run)), [1, 2, 3])
-        self.run_ballast(
+        done = self.run_ballast(
             1, "export", os.path.join(run, "checkpoints", "step_00000003.h5"), self.out("out")
+        )
+        self.assertRegex(
+            done.stdout, "copy-llama3 is not here: .*set bos_token_id and eos_token_id"
         )
         with open(os.path.join(self.out("out"), "config.json")) as f:
             self.assertEqual(json.load(f)["rope_scaling"]["factor"], 4.0)
@@ -239,6 +242,56 @@ class FromHuggingFace(RunCase):
             1, "train", effective, "mesh.dp=1", "mesh.cp_inner=1", "-d", self.out("fresh"), status=1
         )
         self.assertIn("no such folder", done.stderr)
+
+    def test_tokens_of_a_folder_that_holds_another_model_by_now_are_left_out(self):
+        folder, run = self.copy_of("llama3"), self.out("run")
+        path, tokenizer = (os.path.join(folder, n) for n in ("config.json", "tokenizer.json"))
+
+        def state(**values):
+            with open(path) as file:
+                config = {**json.load(file), **values}
+            with open(path, "w") as file:
+                json.dump(config, file)
+            return config["vocab_size"]
+
+        def write_tokenizer(text):
+            with open(tokenizer, "w") as file:
+                file.write(text)
+
+        exports = iter(range(9))
+
+        def export():
+            out = self.out(f"out{next(exports)}")
+            done = self.run_ballast(1, "export", checkpoint, out)
+            with open(os.path.join(out, "config.json")) as file:
+                config = json.load(file)
+            ids = [config[k] for k in ("bos_token_id", "eos_token_id")]
+            return done.stdout, ids, os.path.exists(os.path.join(out, "tokenizer.json"))
+
+        vocabulary = state(bos_token_id=5, eos_token_id=6)
+        write_tokenizer('{"model": {"vocab": {"a": 0}}}')
+        deck = self.finetune("llama3", folder)
+        self.run_ballast(1, "train", deck, "-d", run)
+        checkpoint = os.path.join(run, "checkpoints", "step_00000001.h5")
+        printed, ids, copied = export()
+        self.assertEqual((ids, copied), ([5, 6], True))
+        self.assertIn("with the tokenizer of " + folder, printed)
+        state(model_type="gemma")  # names the same tokens; what else it is no export reads
+        self.assertEqual(export()[1:], ([5, 6], True))
+        state(model_type="llama", eos_token_id=7)
+        printed, ids, copied = export()
+        self.assertEqual((ids, copied), ([None, None], False))
+        self.assertIn("another tokenizer or special tokens than when training began", printed)
+        # A run that goes on keeps what it began with.
+        self.run_ballast(1, "train", deck, "-d", run, "-r", "latest", "run.steps=2")
+        checkpoint = os.path.join(run, "checkpoints", "step_00000002.h5")
+        self.assertEqual(export()[1:], ([None, None], False))
+        state(eos_token_id=6)
+        self.assertEqual(export()[1:], ([5, 6], True))
+        write_tokenizer('{"model": {"vocab": {"b": 0}}}')
+        self.assertEqual(export()[1:], ([None, None], False))
+        state(vocab_size=vocabulary + 1)
+        self.assertEqual(export()[1:], ([None, None], False))
 
     def test_a_checkpoint_goes_before_the_folder(self):
         run = self.out("run")

@@ -7,6 +7,9 @@ import struct
 import subprocess
 import unittest
 
+import h5py
+import numpy
+
 from runs import BALLAST, RunCase
 
 REPORT = os.path.join(os.path.dirname(BALLAST), "ballast-report")
@@ -80,6 +83,29 @@ class StepSinks(RunCase):
         self.assertEqual([step for step, _ in charts["eval/loss"]], [2, 4])
         for mine, (_, value) in zip(held_out, charts["eval/loss"]):
             self.assertAlmostEqual(mine, value, delta=1e-6 * mine)
+
+    def test_a_step_without_loss_tells_none(self):
+        """Of four samples one is masked whole: a loss of 0 would be a dip of every chart."""
+        data, run = self.out("masked.h5"), self.out("run")
+        with h5py.File(data, "w") as file:
+            file["tokens"] = numpy.arange(400, dtype="i4") % 251
+            file["offsets"] = numpy.arange(0, 401, 100)
+            file["loss_mask"] = numpy.repeat(numpy.array([1, 1, 0, 1], "u1"), 100)
+        options = ["data.source=hdf5", f"data.path={data}", "data.validation_share=0"]
+        options += ["batching.global_samples=1"]
+        deck = self.deck(steps=4, dp=1)
+        done = self.run_ballast(1, "train", deck, "-d", run, *options)
+        rows = self.lines(run)
+        (masked,) = [row["step"] for row in rows if row["loss_tokens"] == 0]
+        told = [step for step in (1, 2, 3, 4) if step != masked]
+        self.assertEqual([row["step"] for row in rows if "loss" in row], told)
+        self.assertEqual(sorted(self.losses(run)), told)
+        charts = scalars(os.path.join(run, "tensorboard"))
+        self.assertEqual([step for step, _ in charts["train/loss"]], told)
+        self.assertIn(f"step {masked}/4  no token carries loss  grad_norm 0", done.stdout)
+        subprocess.run([REPORT, run], check=True, capture_output=True, text=True)
+        with open(os.path.join(run, "report", "metrics.json")) as file:
+            self.assertNotIn("NaN", file.read())
 
     def test_what_no_event_told_is_left_out(self):
         """Balance and exposed seconds come from events; without them no figure is made up."""
