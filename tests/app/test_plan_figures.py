@@ -134,7 +134,9 @@ class PlanFigures(RunCase):
             ]
             checked = self.facts("check", GROUPS, *keys, *groups, "--elsewhere")
             full = checked["stages"][0]["full_memory"]["total_bytes"]
-            self.assertEqual(trial["bytes"], full, keys)
+            # Before full packs come shorter ones, whose buffers may stay beside larger ones.
+            self.assertLessEqual(full, trial["bytes"], keys)
+            self.assertLess(trial["bytes"], 1.05 * full, keys)
 
     def test_sparse_packs_take_the_time_of_their_budget(self):
         times = []
