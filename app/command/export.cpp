@@ -55,11 +55,12 @@ std::string write_weights(const CommandLine& line, const Config& config, const M
       line.folder, plain, table, dtype, kFileBytes,
       [&](std::size_t p, std::int64_t begin, std::span<float> out) { read(table[p], begin, out); },
       foreign.empty() ? folder : "");
+  if (!foreign.empty())
+    return foreign +
+           ": copy the files of the model's tokenizer beside them, and set bos_token_id and "
+           "eos_token_id of config.json, which are null";
   if (has_tokenizer(line.folder)) return "with the tokenizer of " + folder;
-  if (foreign.empty()) return "a tokenizer is not part of a checkpoint: copy its files beside them";
-  return foreign +
-         ": copy the files of the model's tokenizer beside them, and set bos_token_id and "
-         "eos_token_id of config.json, which are null";
+  return "a tokenizer is not part of a checkpoint: copy its files beside them";
 }
 
 }  // namespace

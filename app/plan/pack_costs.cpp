@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 
 #include "app/plan/planned_run.hpp"
 #include "core/base/division.hpp"
@@ -17,7 +18,7 @@
 namespace ballast {
 namespace {
 
-/// A step in which the ranks run packs of every group, one after the other: first some a little
+/// A step in which `dp` ranks run packs of every group, one after the other: first some a little
 /// shorter, as samples make them, so that full ones need larger buffers beside those that are left.
 Batch full_packs(std::span<const PackGroup> groups, int dp, std::int64_t align) {
   Batch batch;
@@ -72,20 +73,28 @@ class PackBytes {
   PackBytes& operator=(const PackBytes&) = delete;
 
   double operator()(std::span<const PackGroup> groups) const {
-    const Batch batch = full_packs(groups, options_.mesh.dp, options_.layout.rule.align);
-    return of_steps({plan_batch_step(batch, step_)}, groups);
+    StepOptions step = step_;
+    step.mesh.dp = 1;  // as many as share packs of any group: all others have the same
+    for (const PackGroup& group : groups) step.mesh.dp = std::lcm(step.mesh.dp, group.ranks);
+    const Batch batch = full_packs(groups, step.mesh.dp, options_.layout.rule.align);
+    return bytes_of(step_memory(plan_batch_step(batch, step), simulation_), groups);
   }
   /// Over steps of packs of these groups.
   double of_steps(const std::vector<StepPlan>& steps, std::span<const PackGroup> groups) const {
-    if (simulation_.memory.empty()) return 0;
+    return bytes_of(run_memory(steps, simulation_), groups);
+  }
+
+ private:
+  double bytes_of(const std::vector<MemoryEstimate>& stages,
+                  std::span<const PackGroup> groups) const {
+    if (stages.empty()) return 0;
     double more = -std::numeric_limits<double>::infinity();
     for (const PackGroup& group : groups)
       more = std::max(
           more, table_ ? measured_more(options_, simulation_.memory.front(), group, *table_) : 0);
-    return static_cast<double>(run_memory(steps, simulation_).front().total()) + more;
+    return static_cast<double>(stages.front().total()) + more;
   }
 
- private:
   RunOptions options_;
   SimulationOptions simulation_;
   std::shared_ptr<const Costs> costs_;

@@ -19,9 +19,9 @@
 namespace ballast {
 namespace {
 
-constexpr std::int64_t kSamples = 20000;    // that stand for the data set
-constexpr std::size_t kPacks = 64;          // of a length that are timed by Algorithm 3
-constexpr std::size_t kCountedSteps = 256;  // whose memory is counted
+constexpr std::int64_t kSamples = 20000;  // that stand for the data set
+constexpr std::size_t kPacks = 64;        // of a length that are timed by Algorithm 3
+constexpr std::size_t kCountedSteps = 256, kCountedMicroBatches = 8192;  // for memory, as in check
 
 /// Samples that stand for the data set, as training meets them: the first of the first epoch, in
 /// global batches (batching.scope = "step") or all at once; the longest of all is among them.
@@ -105,9 +105,11 @@ class PlannedBatches {
   }
   std::vector<StepPlan> first_steps(const std::vector<PackGroup>& groups) {
     std::vector<StepPlan> steps;
+    std::size_t micro_batches = 0;
     each_step(groups, [&](const StepPlan& plan) {
+      micro_batches += plan.micro_batches.size();
       steps.push_back(plan);
-      return steps.size() < kCountedSteps;
+      return steps.size() < kCountedSteps && micro_batches < kCountedMicroBatches;
     });
     return steps;
   }
