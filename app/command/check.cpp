@@ -204,10 +204,6 @@ void print_memory(const CheckFacts& f) {
                bytes_text(planned));
 }
 
-/// Steps whose memory is counted at most, and micro-batches after which no further step is.
-constexpr std::int64_t kCountedSteps = 256;
-constexpr std::size_t kCountedMicroBatches = 8192;
-
 struct FirstSteps {
   std::vector<StepPlan> plans;
   SimulationOptions memory;
@@ -218,7 +214,8 @@ void plan_first_steps(const Config& config, const std::shared_ptr<const Costs>& 
                       CheckFacts& f, nlohmann::ordered_json& twin, FirstSteps& first) {
   PlannedRun run(config, costs);
   first.memory = run.memory_options();
-  const std::int64_t steps = std::clamp<std::int64_t>(config.run.steps, 1, kCountedSteps);
+  const std::int64_t steps =
+      std::clamp(config.run.steps, std::int64_t{1}, std::int64_t{kCountedSteps});
   std::size_t micro_batches = 0;
   for (std::int64_t i = 0; i < steps && micro_batches < kCountedMicroBatches; ++i) {
     PlannedRun::Step step = run.next();

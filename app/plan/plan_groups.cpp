@@ -21,7 +21,6 @@ namespace {
 
 constexpr std::int64_t kSamples = 20000;  // that stand for the data set
 constexpr std::size_t kPacks = 64;        // of a length that are timed by Algorithm 3
-constexpr std::size_t kCountedSteps = 256, kCountedMicroBatches = 8192;  // for memory, as in check
 
 /// Samples that stand for the data set, as training meets them: the first of the first epoch, in
 /// global batches (batching.scope = "step") or all at once; the longest of all is among them.

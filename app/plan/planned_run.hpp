@@ -71,6 +71,10 @@ class PlannedRun {
   std::int64_t step_ = 0;
 };
 
+/// Steps of a run whose memory is counted at most, and micro-batches after which no further step
+/// is.
+constexpr std::size_t kCountedSteps = 256, kCountedMicroBatches = 8192;
+
 /// Sums of a run's steps, as its tables show them.
 struct RunFacts {
   double step_s = 0, schedule_s = 0;

@@ -302,10 +302,8 @@ std::string foreign_tokens(const std::string& dir, std::uint64_t mark, const Mod
 std::string huggingface_note(const std::string& dir) {
   const std::string file = dir + "/config.json", key = "attention_dropout";
   if (dir.empty()) return "";
-  std::ifstream stream(file);
-  const json stated = json::parse(stream, nullptr, false);
-  if (!stated.is_object() || !stated.contains(key) || !stated[key].is_number() || stated[key] == 0)
-    return "";
+  const json stated = config_file(dir);
+  if (!stated.contains(key) || !stated[key].is_number() || stated[key] == 0) return "";
   return fmt::format("{}: {} = {}: training goes without dropout", file, key, stated[key].dump());
 }
 

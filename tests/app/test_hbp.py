@@ -2,41 +2,11 @@
 share."""
 import json
 import os
-import random
 import unittest
 
 from runs import RunCase
 
 HBP = ["batching.method=hbp", "batching.groups=[80,160,300]", "batching.global_tokens=2500"]
-SEED = int(os.environ.get("BALLAST_TEST_SEED", "20261201"))
-GROUP_KEYS = ["groups", "group_ranks", "group_recompute"]
-
-LIMITED = """
-[run]
-steps = 6
-[model]
-layers = 4
-hidden = 64
-intermediate = 128
-query_heads = 4
-kv_heads = 2
-head_dim = 16
-vocabulary = 256
-[data]
-source = "distribution"
-samples = 300
-min_tokens = 16
-bin_tokens = [256, 1024, 4096]
-bin_share = [0.7, 0.2, 0.1]
-[batching]
-method = "hbp"
-groups = [4096]
-global_samples = 40
-[costs]
-forward_token_s = 1e-6
-forward_pair_s = 1e-9
-exchange_token_s = 1e-6
-"""
 
 
 class Hbp(RunCase):
@@ -330,44 +300,6 @@ class Selection(Hbp):
         )
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn("at no degree", refused.stderr)
-
-    def test_check_counts_no_more_for_selected_groups_than_their_limit(self):
-        """Packs of several groups share a step, and samples' packs are not full."""
-        deck = self.out("limit.toml")
-        with open(deck, "w") as f:
-            f.write(LIMITED)
-        numbers = random.Random(SEED)
-        limited = 0
-        for _ in range(12):
-            case = [
-                f"mesh.dp={numbers.choice([2, 4, 8])}",
-                f"run.seed={numbers.randrange(1000)}",
-                f"model.hidden={numbers.choice([64, 128])}",
-                f"optimizer.zero={numbers.choice([0, 1, 2])}",
-                "batching.select_lengths="
-                + numbers.choice(["[512,4096]", "[1024,2048,4096]", "[4096]"]),
-            ]
-            file = self.out("plan.json")
-
-            def select(limit):
-                more = f"batching.select_memory_gib={limit}"
-                self.run_ballast(1, "plan", deck, *case, more, "--json", file)
-                with open(file) as f:
-                    return json.load(f)
-
-            free = select(0)
-            limit = free["bytes"] * numbers.uniform(0.85, 0.99)
-            found = select(limit / 2**30)
-            groups = [f"batching.{k}={found[k]}".replace(" ", "") for k in GROUP_KEYS]
-            self.run_ballast(1, "check", deck, *case, *groups, "--json", file)
-            with open(file) as f:
-                bytes_ = json.load(f)["largest_rank_bytes"]
-            with self.subTest(case=case, limit=limit, groups=groups):
-                self.assertLessEqual(bytes_, found["bytes"] * 1.0001)
-                self.assertLessEqual(found["bytes"], limit)
-                self.assertGreater(bytes_, 0.85 * found["bytes"])
-            limited += found["groups"] != free["groups"] or any(found["group_recompute"])
-        self.assertGreater(limited, 6)
 
 
 class MeasuredDeck(Hbp):

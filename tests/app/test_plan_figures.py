@@ -2,10 +2,12 @@
 times of sparse packs, and what a profile table adds to the notes."""
 import json
 import os
+import random
 import unittest
 
 from runs import RunCase
 
+SEED = int(os.environ.get("BALLAST_TEST_SEED", "20261201"))
 MODEL = """
 [model]
 layers = 4
@@ -137,6 +139,36 @@ class PlanFigures(RunCase):
             # Before full packs come shorter ones, whose buffers may stay beside larger ones.
             self.assertLessEqual(full, trial["bytes"], keys)
             self.assertLess(trial["bytes"], 1.05 * full, keys)
+
+    def test_check_counts_no_more_for_selected_groups_than_their_limit(self):
+        """Packs of several groups share a step, and samples' packs are not full."""
+        numbers = random.Random(SEED)
+        limited = 0
+        for _ in range(12):
+            case = [
+                f"mesh.dp={numbers.choice([2, 4, 8])}",
+                f"run.seed={numbers.randrange(1000)}",
+                f"model.hidden={numbers.choice([64, 128])}",
+                f"optimizer.zero={numbers.choice([0, 1, 2])}",
+                f"batching.select_refine={numbers.choice(['true', 'false'])}",
+                "batching.select_ranks=[]",
+                "batching.select_lengths="
+                + numbers.choice(["[2048,16384]", "[4096,8192,16384]", "[16384]"]),
+            ]
+            free = self.facts("plan", GROUPS, *case)
+            limit = free["bytes"] * numbers.uniform(0.85, 0.99)
+            found = self.facts("plan", GROUPS, *case, f"batching.select_memory_gib={limit / 2**30}")
+            groups = [
+                f"batching.{key}={found[key]}".replace(" ", "")
+                for key in ("groups", "group_ranks", "group_recompute")
+            ]
+            checked = self.facts("check", GROUPS, *case, *groups)["largest_rank_bytes"]
+            with self.subTest(case=case, limit=limit, groups=groups):
+                self.assertLessEqual(checked, found["bytes"] * 1.0001)
+                self.assertLessEqual(found["bytes"], limit)
+                self.assertGreater(checked, 0.85 * found["bytes"])
+            limited += found["groups"] != free["groups"] or any(found["group_recompute"])
+        self.assertGreater(limited, 6)
 
     def test_sparse_packs_take_the_time_of_their_budget(self):
         times = []
